@@ -212,7 +212,7 @@ func TestCommentOverHTTP(t *testing.T) {
 	id, path := created.text("comment_id"), "/v1/comments/"+created.text("comment_id")
 	want := map[string]any{
 		"comment_id": id, "post_id": "5", "author_id": "3", "slug": created.text("slug"), "depth": 1.0,
-		"body": "hello 😀", "state": "visible",
+		"body": "hello 😀", "state": "VISIBLE",
 		"version": 1.0, "created_at": created.text("created_at"), "updated_at": created.text("created_at"),
 	}
 	if diff := cmp.Diff(want, created.json); diff != "" || created.Header.Get("ETag") != `"1"` || created.Header.Get("Location") != path {
@@ -250,7 +250,7 @@ func TestCommentOverHTTP(t *testing.T) {
 	wantGone := maps.Clone(edited.json)
 	delete(wantGone, "body")
 	delete(wantGone, "author_id")
-	wantGone["state"], wantGone["version"], wantGone["updated_at"] = "deleted", 3.0, gone.text("updated_at")
+	wantGone["state"], wantGone["version"], wantGone["updated_at"] = "DELETED", 3.0, gone.text("updated_at")
 	if diff := cmp.Diff(wantGone, gone.json); diff != "" {
 		t.Errorf("a tombstone (-want +got):\n%s", diff)
 	}
@@ -291,23 +291,23 @@ func TestModerationOverHTTP(t *testing.T) {
 
 	c := f.comment(t, 5, "let me in")
 	path := "/v1/comments/" + c.text("comment_id")
-	if get := f.want(t, 200, "GET", path, ""); get.text("state") != "pending" || get.text("body") != "let me in" {
+	if get := f.want(t, 200, "GET", path, ""); get.text("state") != "PENDING" || get.text("body") != "let me in" {
 		t.Errorf("a pending comment: %s", get.body)
 	}
-	visible := f.want(t, 200, "PUT", path+"/moderation", `{"state":"approved"}`, `If-Match: "1"`)
-	if visible.text("state") != "visible" || visible.json["version"] != 2.0 || visible.Header.Get("ETag") != `"2"` ||
+	visible := f.want(t, 200, "PUT", path+"/moderation", `{"state":"APPROVED"}`, `If-Match: "1"`)
+	if visible.text("state") != "VISIBLE" || visible.json["version"] != 2.0 || visible.Header.Get("ETag") != `"2"` ||
 		visible.text("body") != "let me in" {
 		t.Errorf("approved: %s", visible.body)
 	}
-	hidden := f.want(t, 200, "PUT", path+"/moderation", `{"state":"hidden","reason":"spam, \"again\""}`,
+	hidden := f.want(t, 200, "PUT", path+"/moderation", `{"state":"HIDDEN","reason":"spam, \"again\""}`,
 		`If-Match: "2"`, "Tidings-Actor: mod")
-	if hidden.text("state") != "hidden" || hidden.json["body"] != nil {
+	if hidden.text("state") != "HIDDEN" || hidden.json["body"] != nil {
 		t.Errorf("hidden: %s", hidden.body)
 	}
-	if same := f.want(t, 200, "PUT", path+"/moderation", `{"state":"hidden","reason":"other"}`, `If-Match: "3"`); same.body != hidden.body {
+	if same := f.want(t, 200, "PUT", path+"/moderation", `{"state":"HIDDEN","reason":"other"}`, `If-Match: "3"`); same.body != hidden.body {
 		t.Errorf("hidden again: %s", same.body)
 	}
-	if stale := f.want(t, 412, "PUT", path+"/moderation", `{"state":"removed"}`,
+	if stale := f.want(t, 412, "PUT", path+"/moderation", `{"state":"REMOVED"}`,
 		`If-Match: "2"`); !cmp.Equal(stale.json["current"], any(hidden.json)) {
 		t.Errorf("412: %s", stale.body)
 	}
@@ -317,8 +317,8 @@ func TestModerationOverHTTP(t *testing.T) {
 	}
 	f.want(t, 409, "POST", "/v1/posts/5/comments", `{"author_id":"3","body":"late"}`)
 	f.want(t, 204, "DELETE", path, "", `If-Match: "3"`)
-	if gone := f.want(t, 409, "PUT", path+"/moderation", `{"state":"approved"}`, `If-Match: "4"`); gone.text("code") != "comment-gone" ||
-		gone.json["current"].(map[string]any)["state"] != "deleted" {
+	if gone := f.want(t, 409, "PUT", path+"/moderation", `{"state":"APPROVED"}`, `If-Match: "4"`); gone.text("code") != "comment-gone" ||
+		gone.json["current"].(map[string]any)["state"] != "DELETED" {
 		t.Errorf("409: %s", gone.body)
 	}
 
@@ -343,7 +343,7 @@ func TestBadInput(t *testing.T) {
 	const post, settings, check = "/v1/posts/5/comments", "/v1/posts/8/thread", "/v1/follows:check"
 	const follows, comments = "/v1/follows:batch", "/v1/comments:batch"
 	operations := func(n int) string {
-		return `{"operations":[` + strings.TrimSuffix(strings.Repeat(`{"op":"follow","follower_id":"8","followee_id":"9"},`, n), ",") + `]}`
+		return `{"operations":[` + strings.TrimSuffix(strings.Repeat(`{"op":"put","follower_id":"8","followee_id":"9"},`, n), ",") + `]}`
 	}
 	parent := f.comment(t, 5, "parent").text("comment_id")
 	other := f.comment(t, 6, "elsewhere")
@@ -484,8 +484,8 @@ func TestBadInput(t *testing.T) {
 		{"a deletion of another tenant's comment", "DELETE", "/v1/comments/" + theirs, "", []string{`If-Match: *`}, 404, "not-found", ""},
 		{"another tenant's comment", "GET", "/v1/comments/" + theirs, "", nil, 404, "not-found", ""},
 		{"an unknown comment", "GET", "/v1/comments/00000000-0000-7000-8000-000000000000", "", nil, 404, "not-found", ""},
-		{"a comment that is no UUID", "GET", "/v1/comments/1", "", nil, 422, "validation-failed", "id"},
-		{"a comment in braces", "GET", "/v1/comments/{" + parent + "}", "", nil, 422, "validation-failed", "id"},
+		{"a comment that is no UUID", "GET", "/v1/comments/1", "", nil, 422, "validation-failed", "comment_id"},
+		{"a comment in braces", "GET", "/v1/comments/{" + parent + "}", "", nil, 422, "validation-failed", "comment_id"},
 		{"a skip below 0", "GET", post + "?skip=-1", "", nil, 422, "validation-failed", "skip"},
 		{"a skip that is no number", "GET", post + "?skip=1e3", "", nil, 422, "validation-failed", "skip"},
 		{"a skip of 2^63", "GET", post + "?skip=9223372036854775808", "", nil, 422, "validation-failed", "skip"},
@@ -506,7 +506,7 @@ func TestBadInput(t *testing.T) {
 		{"replies to an unknown comment", "GET", "/v1/comments/00000000-0000-7000-8000-000000000000/replies", "",
 			nil, 404, "not-found", ""},
 		{"replies to another tenant's comment", "GET", "/v1/comments/" + theirs + "/replies", "", nil, 404, "not-found", ""},
-		{"replies to what is no UUID", "GET", "/v1/comments/x/replies", "", nil, 422, "validation-failed", "id"},
+		{"replies to what is no UUID", "GET", "/v1/comments/x/replies", "", nil, 422, "validation-failed", "comment_id"},
 		{"a tree by skip", "GET", post + "/tree?skip=1", "", nil, 422, "validation-failed", "skip"},
 		{"pending for a writer", "GET", "/v1/moderation/pending", "", []string{"Authorization: Bearer " + writer}, 403, "role-missing", ""},
 		{"pending of post 0", "GET", "/v1/moderation/pending?post_id=0", "", nil, 422, "validation-failed", "post_id"},
@@ -517,21 +517,21 @@ func TestBadInput(t *testing.T) {
 		{"the DLQ for a writer", "GET", "/v1/outbox/dlq", "", []string{"Authorization: Bearer " + writer}, 403, "role-missing", ""},
 		{"a dead message for a reader", "GET", "/v1/outbox/dlq/1", "", []string{"Authorization: Bearer " + reader},
 			403, "role-missing", ""},
-		{"a retry by a writer", "POST", "/v1/outbox/dlq/1/retry", "{", []string{"Authorization: Bearer " + writer},
+		{"a retry by a writer", "POST", "/v1/outbox/dlq/1:retry", "{", []string{"Authorization: Bearer " + writer},
 			403, "role-missing", ""},
-		{"a discard by a reader", "POST", "/v1/outbox/dlq/1/discard", "", []string{"Authorization: Bearer " + reader},
+		{"a discard by a reader", "POST", "/v1/outbox/dlq/1:discard", "", []string{"Authorization: Bearer " + reader},
 			403, "role-missing", ""},
 		{"a dead message that never was", "GET", "/v1/outbox/dlq/1", "", nil, 404, "not-found", ""},
-		{"a retry of nothing", "POST", "/v1/outbox/dlq/1/retry", "", nil, 404, "not-found", ""},
-		{"a discard of nothing", "POST", "/v1/outbox/dlq/1/discard", `{"reason":"x"}`, nil, 404, "not-found", ""},
-		{"a retry of no id", "POST", "/v1/outbox/dlq/x/retry", "", nil, 422, "validation-failed", "id"},
-		{"a reason that is a number", "POST", "/v1/outbox/dlq/1/retry", `{"reason":5}`, nil, 422, "validation-failed", "#/reason"},
-		{"a reason with NUL", "POST", "/v1/outbox/dlq/1/retry", `{"reason":"a\u0000"}`, nil, 422, "validation-failed", "#/reason"},
-		{"a reason too long", "POST", "/v1/outbox/dlq/1/discard", `{"reason":"` + strings.Repeat("é", 501) + `"}`, nil, 422,
+		{"a retry of nothing", "POST", "/v1/outbox/dlq/1:retry", "", nil, 404, "not-found", ""},
+		{"a discard of nothing", "POST", "/v1/outbox/dlq/1:discard", `{"reason":"x"}`, nil, 404, "not-found", ""},
+		{"a retry of no id", "POST", "/v1/outbox/dlq/x:retry", "", nil, 422, "validation-failed", "message_id"},
+		{"a reason that is a number", "POST", "/v1/outbox/dlq/1:retry", `{"reason":5}`, nil, 422, "validation-failed", "#/reason"},
+		{"a reason with NUL", "POST", "/v1/outbox/dlq/1:retry", `{"reason":"a\u0000"}`, nil, 422, "validation-failed", "#/reason"},
+		{"a reason too long", "POST", "/v1/outbox/dlq/1:discard", `{"reason":"` + strings.Repeat("é", 501) + `"}`, nil, 422,
 			"validation-failed", "#/reason"},
-		{"an unknown member beside the reason", "POST", "/v1/outbox/dlq/1/discard", `{"dry_run":true}`, nil, 422,
+		{"an unknown member beside the reason", "POST", "/v1/outbox/dlq/1:discard", `{"dry_run":true}`, nil, 422,
 			"validation-failed", "#/dry_run"},
-		{"half a reason", "POST", "/v1/outbox/dlq/1/retry", `{"reason":`, nil, 400, "json-invalid", "#"},
+		{"half a reason", "POST", "/v1/outbox/dlq/1:retry", `{"reason":`, nil, 400, "json-invalid", "#"},
 		{"an event type with NUL", "GET", "/v1/outbox/dlq?event_type=%00", "", nil, 422, "validation-failed", "event_type"},
 		{"an aggregate type of bytes", "GET", "/v1/outbox/dlq?aggregate_type=%ff", "", nil, 422, "validation-failed", "aggregate_type"},
 		{"aggregate 0", "GET", "/v1/outbox/dlq?aggregate_id=0", "", nil, 422, "validation-failed", "aggregate_id"},
@@ -570,13 +570,13 @@ func TestBadInput(t *testing.T) {
 		{"pairs that are text", "POST", check, `{"pairs":"1"}`, nil, 422, "validation-failed", "#/pairs"},
 		{"half of a check", "POST", check, `{"pairs":[`, nil, 400, "json-invalid", "#"},
 		{"a writer checks", "POST", check, pairs(1), []string{"Authorization: Bearer " + writer}, 403, "role-missing", ""},
-		{"counts of nobody", "POST", "/v1/users:counts", `{"user_ids":[]}`, nil, 422, "validation-failed", "#/user_ids"},
-		{"counts of 501 users", "POST", "/v1/users:counts", userIDs(501), nil, 422, "validation-failed", "#/user_ids"},
-		{"counts of user -1", "POST", "/v1/users:counts", `{"user_ids":["1","-1"]}`, nil, 422, "validation-failed", "#/user_ids/1"},
-		{"counts of a number", "POST", "/v1/users:counts", `{"user_ids":[1]}`, nil, 422, "validation-failed", "#/user_ids/0"},
-		{"counts of null", "POST", "/v1/users:counts", `{"user_ids":[null]}`, nil, 422, "validation-failed", "#/user_ids/0"},
-		{"counts of a user", "POST", "/v1/users:counts", `{"user_id":"1"}`, nil, 422, "validation-failed", "#/user_id"},
-		{"a writer counts", "POST", "/v1/users:counts", userIDs(1), []string{"Authorization: Bearer " + writer}, 403, "role-missing", ""},
+		{"counts of nobody", "POST", "/v1/users:count", `{"user_ids":[]}`, nil, 422, "validation-failed", "#/user_ids"},
+		{"counts of 501 users", "POST", "/v1/users:count", userIDs(501), nil, 422, "validation-failed", "#/user_ids"},
+		{"counts of user -1", "POST", "/v1/users:count", `{"user_ids":["1","-1"]}`, nil, 422, "validation-failed", "#/user_ids/1"},
+		{"counts of a number", "POST", "/v1/users:count", `{"user_ids":[1]}`, nil, 422, "validation-failed", "#/user_ids/0"},
+		{"counts of null", "POST", "/v1/users:count", `{"user_ids":[null]}`, nil, 422, "validation-failed", "#/user_ids/0"},
+		{"counts of a user", "POST", "/v1/users:count", `{"user_id":"1"}`, nil, 422, "validation-failed", "#/user_id"},
+		{"a writer counts", "POST", "/v1/users:count", userIDs(1), []string{"Authorization: Bearer " + writer}, 403, "role-missing", ""},
 		{"mutuals by 0", "GET", "/v1/users/1/mutuals/2?limit=0", "", nil, 422, "validation-failed", "limit"},
 		{"mutuals by 201", "GET", "/v1/users/1/mutuals/2?limit=201", "", nil, 422, "validation-failed", "limit"},
 		{"mutuals from a cursor", "GET", "/v1/users/1/mutuals/2?cursor=x", "", nil, 422, "validation-failed", "cursor"},
@@ -608,27 +608,27 @@ func TestBadInput(t *testing.T) {
 		{"half of the settings", "PUT", settings, `{"locked":`, []string{`If-Match: "1"`}, 400, "json-invalid", "#"},
 		{"moderation by a writer", "PUT", "/v1/comments/" + parent + "/moderation", "{", []string{"Authorization: Bearer " + writer},
 			403, "role-missing", ""},
-		{"moderation without If-Match", "PUT", "/v1/comments/" + parent + "/moderation", `{"state":"hidden"}`, nil, 428,
+		{"moderation without If-Match", "PUT", "/v1/comments/" + parent + "/moderation", `{"state":"HIDDEN"}`, nil, 428,
 			"if-match-missing", ""},
-		{"moderation of a stale version", "PUT", "/v1/comments/" + parent + "/moderation", `{"state":"hidden"}`, []string{`If-Match: "2"`},
+		{"moderation of a stale version", "PUT", "/v1/comments/" + parent + "/moderation", `{"state":"HIDDEN"}`, []string{`If-Match: "2"`},
 			412, "version-stale", ""},
 		{"moderation to no state", "PUT", "/v1/comments/" + parent + "/moderation", `{"reason":"x"}`, []string{`If-Match: "1"`}, 422,
 			"validation-failed", "#"},
-		{"moderation in upper case", "PUT", "/v1/comments/" + parent + "/moderation", `{"state":"HIDDEN"}`, []string{`If-Match: "1"`}, 422,
+		{"moderation in lower case", "PUT", "/v1/comments/" + parent + "/moderation", `{"state":"hidden"}`, []string{`If-Match: "1"`}, 422,
 			"validation-failed", "#/state"},
 		{"moderation for a reason too long", "PUT", "/v1/comments/" + parent + "/moderation",
-			`{"state":"hidden","reason":"` + strings.Repeat("é", 501) + `"}`, []string{`If-Match: "1"`}, 422,
+			`{"state":"HIDDEN","reason":"` + strings.Repeat("é", 501) + `"}`, []string{`If-Match: "1"`}, 422,
 			"validation-failed", "#/reason"},
-		{"moderation for a reason with NUL", "PUT", "/v1/comments/" + parent + "/moderation", `{"state":"hidden","reason":"\u0000"}`,
+		{"moderation for a reason with NUL", "PUT", "/v1/comments/" + parent + "/moderation", `{"state":"HIDDEN","reason":"\u0000"}`,
 			[]string{`If-Match: "1"`}, 422, "validation-failed", "#/reason"},
-		{"moderation with an unknown member", "PUT", "/v1/comments/" + parent + "/moderation", `{"state":"hidden","by":"me"}`,
+		{"moderation with an unknown member", "PUT", "/v1/comments/" + parent + "/moderation", `{"state":"HIDDEN","by":"me"}`,
 			[]string{`If-Match: "1"`}, 422, "validation-failed", "#/by"},
-		{"moderation of a deleted comment", "PUT", "/v1/comments/" + deleted + "/moderation", `{"state":"approved"}`,
+		{"moderation of a deleted comment", "PUT", "/v1/comments/" + deleted + "/moderation", `{"state":"APPROVED"}`,
 			[]string{`If-Match: *`}, 409, "comment-gone", ""},
-		{"moderation of another tenant's comment", "PUT", "/v1/comments/" + theirs + "/moderation", `{"state":"hidden"}`,
+		{"moderation of another tenant's comment", "PUT", "/v1/comments/" + theirs + "/moderation", `{"state":"HIDDEN"}`,
 			[]string{`If-Match: *`}, 404, "not-found", ""},
-		{"moderation of no UUID", "PUT", "/v1/comments/1/moderation", `{"state":"hidden"}`, []string{`If-Match: *`}, 422,
-			"validation-failed", "id"},
+		{"moderation of no UUID", "PUT", "/v1/comments/1/moderation", `{"state":"HIDDEN"}`, []string{`If-Match: *`}, 422,
+			"validation-failed", "comment_id"},
 		{"a query that is none", "GET", post + "?limit=%zz", "", nil, 400, "bad-request", ""},
 	}
 	for _, id := range []string{"0", "-1", "+1", "01", "9223372036854775808", "99999999999999999999", "1.5", "1e3", "x", " 1",
@@ -638,16 +638,16 @@ func TestBadInput(t *testing.T) {
 			c{"followee " + id, "PUT", "/v1/follows/2/" + id, "", nil, 422, "validation-failed", "followee_id"},
 			c{"follow of " + id, "GET", "/v1/follows/" + id + "/2", "", nil, 422, "validation-failed", "follower_id"},
 			c{"unfollow of " + id, "DELETE", "/v1/follows/" + id + "/2", "", nil, 422, "validation-failed", "follower_id"},
-			c{"user " + id, "GET", "/v1/users/" + id + "/counts", "", nil, 422, "validation-failed", "id"},
-			c{"followers of " + id, "GET", "/v1/users/" + id + "/followers", "", nil, 422, "validation-failed", "id"},
-			c{"mutuals of " + id, "GET", "/v1/users/" + id + "/mutuals/2", "", nil, 422, "validation-failed", "id"},
-			c{"mutuals with " + id, "GET", "/v1/users/2/mutuals/" + id, "", nil, 422, "validation-failed", "other"},
+			c{"user " + id, "GET", "/v1/users/" + id + "/counts", "", nil, 422, "validation-failed", "user_id"},
+			c{"followers of " + id, "GET", "/v1/users/" + id + "/followers", "", nil, 422, "validation-failed", "user_id"},
+			c{"mutuals of " + id, "GET", "/v1/users/" + id + "/mutuals/2", "", nil, 422, "validation-failed", "user_id"},
+			c{"mutuals with " + id, "GET", "/v1/users/2/mutuals/" + id, "", nil, 422, "validation-failed", "other_id"},
 			c{"post " + id, "POST", "/v1/posts/" + id + "/comments", body(`"x"`), nil, 422, "validation-failed", "post_id"},
 			c{"settings of " + id, "PUT", "/v1/posts/" + id + "/thread", "{}", nil, 422, "validation-failed", "post_id"},
 			c{"thread of " + id, "GET", "/v1/posts/" + id + "/comments", "", nil, 422, "validation-failed", "post_id"},
 			c{"tree of " + id, "GET", "/v1/posts/" + id + "/comments/tree", "", nil, 422, "validation-failed", "post_id"},
-			c{"summary of " + id, "GET", "/v1/posts/" + id + "/summary", "", nil, 422, "validation-failed", "post_id"},
-			c{"comments of user " + id, "GET", "/v1/users/" + id + "/comments", "", nil, 422, "validation-failed", "id"},
+			c{"summary of " + id, "GET", "/v1/posts/" + id + "/comments/summary", "", nil, 422, "validation-failed", "post_id"},
+			c{"comments of user " + id, "GET", "/v1/users/" + id + "/comments", "", nil, 422, "validation-failed", "user_id"},
 		)
 	}
 	for _, path := range []string{"/v1/users/1/followers", "/v1/users/1/following", "/v1/outbox/dlq", post,
@@ -810,7 +810,7 @@ func routesOf(k kinds.Edge) []string {
 	one, objects := "/v1/"+k.Plural+"/{"+k.Ends[0]+"}/{"+k.Ends[1]+"}", kinds.Builtin().Objects
 	all := []string{"PUT " + one, "GET " + one, "DELETE " + one, "GET " + one + "/versions", "POST /v1/" + k.Plural + ":batch",
 		"POST /v1/" + k.Plural + ":check",
-		"GET /v1/" + objects[k.To] + "/{id}/" + k.Reverse, "GET /v1/" + objects[k.From] + "/{id}/" + k.Forward}
+		"GET /v1/" + objects[k.To] + "/{" + k.To + "_id}/" + k.Reverse, "GET /v1/" + objects[k.From] + "/{" + k.From + "_id}/" + k.Forward}
 	if len(k.Attributes) > 0 {
 		all = append(all, "PATCH "+one)
 	}
@@ -831,17 +831,19 @@ func TestDocuments(t *testing.T) {
 	}
 	slices.Sort(got)
 	want := []string{
-		"DELETE /v1/comments/{id}", "DELETE /v1/follows/{follower_id}/{followee_id}", "GET /v1/comments/{id}",
-		"GET /v1/comments/{id}/replies", "GET /v1/comments/{id}/versions",
+		"DELETE /v1/comments/{comment_id}", "DELETE /v1/follows/{follower_id}/{followee_id}", "GET /v1/comments/{comment_id}",
+		"GET /v1/comments/{comment_id}/replies", "GET /v1/comments/{comment_id}/versions",
 		"GET /v1/follows/{follower_id}/{followee_id}", "GET /v1/follows/{follower_id}/{followee_id}/versions", "GET /v1/moderation/pending",
-		"GET /v1/outbox/dlq", "GET /v1/outbox/dlq/{id}", "GET /v1/posts/{post_id}/comments",
-		"GET /v1/posts/{post_id}/comments/by-slug/{slug}", "GET /v1/posts/{post_id}/comments/tree", "GET /v1/posts/{post_id}/summary",
+		"GET /v1/outbox/dlq", "GET /v1/outbox/dlq/{message_id}", "GET /v1/posts/{post_id}/comments",
+		"GET /v1/posts/{post_id}/comments/by-slug/{slug}", "GET /v1/posts/{post_id}/comments/tree",
+		"GET /v1/posts/{post_id}/comments/summary",
 		"GET /v1/posts/{post_id}/thread", "GET /v1/posts/{post_id}/thread/versions",
-		"GET /v1/users/{id}/comments", "GET /v1/users/{id}/counts", "GET /v1/users/{id}/followers", "GET /v1/users/{id}/following",
-		"GET /v1/users/{id}/mutuals/{other}", "PATCH /v1/comments/{id}",
-		"POST /v1/comments:batch", "POST /v1/follows:batch", "POST /v1/follows:check", "POST /v1/outbox/dlq/{id}/discard",
-		"POST /v1/outbox/dlq/{id}/retry", "POST /v1/posts/{post_id}/comments", "POST /v1/users:counts",
-		"PUT /v1/comments/{id}/moderation", "PUT /v1/follows/{follower_id}/{followee_id}", "PUT /v1/posts/{post_id}/thread",
+		"GET /v1/users/{user_id}/comments", "GET /v1/users/{user_id}/counts", "GET /v1/users/{user_id}/followers",
+		"GET /v1/users/{user_id}/following",
+		"GET /v1/users/{user_id}/mutuals/{other_id}", "PATCH /v1/comments/{comment_id}",
+		"POST /v1/comments:batch", "POST /v1/follows:batch", "POST /v1/follows:check", "POST /v1/outbox/dlq/{message_id}:discard",
+		"POST /v1/outbox/dlq/{message_id}:retry", "POST /v1/posts/{post_id}/comments", "POST /v1/users:count",
+		"PUT /v1/comments/{comment_id}/moderation", "PUT /v1/follows/{follower_id}/{followee_id}", "PUT /v1/posts/{post_id}/thread",
 	}
 	for _, k := range kinds.Builtin().AllEdges() {
 		if k.Name != "follow" {
@@ -851,9 +853,10 @@ func TestDocuments(t *testing.T) {
 	for _, k := range kinds.Builtin().AllChildren() {
 		if k.Name != "comment" {
 			parents := kinds.Builtin().Objects[k.Parent]
-			under, one := "/v1/"+parents+"/{"+k.Parent+"_id}/"+k.Plural, "/v1/"+k.Plural+"/{id}"
+			under, one := "/v1/"+parents+"/{"+k.Parent+"_id}/"+k.Plural, "/v1/"+k.Plural+"/{"+k.Name+"_id}"
 			want = append(want, "POST "+under, "GET "+under, "GET "+under+"/summary", "GET "+one, "PATCH "+one, "DELETE "+one,
-				"GET "+one+"/versions", "GET /v1/users/{id}/"+k.Plural, "POST /v1/"+k.Plural+":batch", "GET /v1/"+parents+"/{id}/counts")
+				"GET "+one+"/versions", "GET /v1/users/{user_id}/"+k.Plural, "POST /v1/"+k.Plural+":batch",
+				"GET /v1/"+parents+"/{"+k.Parent+"_id}/counts")
 		}
 	}
 	for _, k := range kinds.Builtin().AllEdges() {
@@ -862,9 +865,9 @@ func TestDocuments(t *testing.T) {
 	for _, k := range kinds.Builtin().AllChildren() {
 		want = append(want, "GET /v1/"+k.Plural+":export")
 	}
-	want = append(want, "GET /v1/threads:export", "GET /v1/kinds", "GET /v1/posts/{id}/counts", "GET /v1/groups/{id}/counts",
-		"GET /v1/edge-removals/{removal_id}", "POST /v1/users/{id}:remove-edges", "POST /v1/posts/{id}:remove-edges",
-		"POST /v1/groups/{id}:remove-edges")
+	want = append(want, "GET /v1/threads:export", "GET /v1/kinds", "GET /v1/posts/{post_id}/counts", "GET /v1/groups/{group_id}/counts",
+		"GET /v1/edge-removals/{removal_id}", "POST /v1/users/{user_id}:remove-edges", "POST /v1/posts/{post_id}:remove-edges",
+		"POST /v1/groups/{group_id}:remove-edges")
 	slices.Sort(want)
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("routes (-want +got):\n%s", diff)
@@ -1002,7 +1005,7 @@ func TestMetricsAndRequestIDs(t *testing.T) {
 		"tidings_api_requests_total 404 GET " + route: 2, "tidings_api_requests_total 200 GET " + route: 0,
 		"tidings_api_requests_total 201 PUT " + route: 0,
 		"tidings_api_requests_total 404 GET none":     1, "tidings_api_requests_total 405 other none": 1,
-		"tidings_api_request_duration_seconds GET " + route: 2, "tidings_api_request_duration_seconds PATCH /v1/comments/{id}": 0,
+		"tidings_api_request_duration_seconds GET " + route: 2, "tidings_api_request_duration_seconds PATCH /v1/comments/{comment_id}": 0,
 	} {
 		if got, ok := series[name]; !ok || got != want {
 			t.Errorf("%s is %v (%t), want %v", name, got, ok, want)

@@ -54,14 +54,14 @@ func TestAnArchivedThreadIsAnsweredByteForByteAsBefore(t *testing.T) {
 	d := create("second", "", "d")
 	f.want(t, 204, "DELETE", "/v1/comments/"+b.text("comment_id"), "", "If-Match: *")
 	f.want(t, 200, "PATCH", "/v1/comments/"+c.text("comment_id"), `{"body":"edited"}`, "If-Match: *")
-	f.want(t, 200, "PUT", "/v1/comments/"+d.text("comment_id")+"/moderation", `{"state":"hidden"}`, "If-Match: *")
+	f.want(t, 200, "PUT", "/v1/comments/"+d.text("comment_id")+"/moderation", `{"state":"HIDDEN"}`, "If-Match: *")
 	if _, err := f.system.Exec(t.Context(), `UPDATE comments SET updated_at = updated_at - interval '2 hours'`); err != nil {
 		t.Fatal(err)
 	}
 	f.catchUp(t)
 	token := c.Header.Get("Tidings-Token")
 
-	paths := []string{"/v1/posts/5/comments/tree", "/v1/posts/5/summary", "/v1/users/4/comments",
+	paths := []string{"/v1/posts/5/comments/tree", "/v1/posts/5/comments/summary", "/v1/users/4/comments",
 		"/v1/moderation/pending", "/v1/posts/5/thread",
 		"/v1/posts/5/comments?order=oldest&skip=1", "/v1/posts/5/comments?around=" + b.text("comment_id")}
 	for _, order := range []string{"oldest", "newest", "threaded"} {

@@ -137,8 +137,7 @@ const batchDescription = "Each operation fails or succeeds alone, with the statu
 // batchRoute registers a route and describes its bodies, because the framework does not read them.
 func (s *server) batchRoute(r route, kinds []kind, example []any) {
 	path := r.path
-	r.naming, r.codes, r.maxBody = nil, []string{codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType,
-		codeTooManyOperations}, s.cfg.MaxBatchBytes
+	r.naming, r.codes, r.maxBody = nil, writing(codeTooManyOperations), s.cfg.MaxBatchBytes
 	register(s, r, func(ctx context.Context, in *batchInput) (*batchOutput, error) { return s.batch(ctx, path, kinds, in) })
 	var schemas []*huma.Schema
 	var lines bytes.Buffer

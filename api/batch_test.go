@@ -108,9 +108,9 @@ func TestABatchAnswersAsTheSingleRoutesWould(t *testing.T) {
 		ops, paths := make([]string, 1000), make([]string, 1000)
 		for i := range ops {
 			a, b := rnd.IntN(7), rnd.IntN(7) // 0 is not a valid user, and a pair may have one user twice
-			op := []string{"follow", "unfollow"}[rnd.IntN(2)]
+			op := []string{"put", "remove"}[rnd.IntN(2)]
 			ops[i] = fmt.Sprintf(`{"op":%q,"follower_id":"%d","followee_id":"%d"}`, op, a, b)
-			paths[i] = map[string]string{"follow": "PUT", "unfollow": "DELETE"}[op] + fmt.Sprintf(" /v1/follows/%d/%d", a, b)
+			paths[i] = map[string]string{"put": "PUT", "remove": "DELETE"}[op] + fmt.Sprintf(" /v1/follows/%d/%d", a, b)
 		}
 		compare(t, f.batch(t, "/v1/follows:batch", ops), func(i int) answer {
 			method, path, _ := strings.Cut(paths[i], " ")
@@ -183,10 +183,10 @@ func TestABatchAnswersAsTheSingleRoutesWould(t *testing.T) {
 func TestLinesOfABatchStandAlone(t *testing.T) {
 	f := open(t)
 	a := f.do(t, "POST", "/v1/follows:batch", strings.Join([]string{
-		`{"op":"follow","follower_id":"1","followee_id":"2"}` + "\r", `{"op":"follow","follower_id":"1",`, ``,
+		`{"op":"put","follower_id":"1","followee_id":"2"}` + "\r", `{"op":"put","follower_id":"1",`, ``,
 		`{"op":"like","follower_id":"1","followee_id":"2"}`, `[]`,
-		`{"op":"unfollow","follower_id":"1","followee_id":"2","op":"follow"}`, `{"op":"follow","follower_id":"1","followee_id":"1"}`,
-		`{"op":"unfollow","follower_id":"1","followee_id":"2"}`, `{"op":"follow","follower_id":"1","followee_id":"3"}`,
+		`{"op":"remove","follower_id":"1","followee_id":"2","op":"put"}`, `{"op":"put","follower_id":"1","followee_id":"1"}`,
+		`{"op":"remove","follower_id":"1","followee_id":"2"}`, `{"op":"put","follower_id":"1","followee_id":"3"}`,
 	}, "\n")+"\n", ndjson, "Tidings-Actor: importer")
 	var got, want []string
 	var token string
@@ -288,7 +288,7 @@ func TestOverlappingBatches(t *testing.T) {
 			for range 5 {
 				ops := make([]string, 200)
 				for i := range ops {
-					ops[i] = fmt.Sprintf(`{"op":%q,"follower_id":"1","followee_id":"%d"}`, []string{"follow", "unfollow"}[i/100], i%100+2)
+					ops[i] = fmt.Sprintf(`{"op":%q,"follower_id":"1","followee_id":"%d"}`, []string{"put", "remove"}[i/100], i%100+2)
 				}
 				rnd.Shuffle(len(ops), func(i, j int) { ops[i], ops[j] = ops[j], ops[i] })
 				for i, o := range f.batch(t, "/v1/follows:batch", ops) {
@@ -349,14 +349,14 @@ func TestAnOperationThatTheStoreHasNoRoomForIsRefusedAlone(t *testing.T) {
 		wg.Go(write)
 	}
 	testkit.Eventually(t, "the room to be full", func() (bool, error) { return s.Stats().Waiting == room, nil })
-	outcomes := f.batch(t, "/v1/follows:batch", []string{`{"op":"follow","follower_id":"3","followee_id":"4"}`,
-		`{"op":"unfollow","follower_id":"3","followee_id":"5"}`})
+	outcomes := f.batch(t, "/v1/follows:batch", []string{`{"op":"put","follower_id":"3","followee_id":"4"}`,
+		`{"op":"remove","follower_id":"3","followee_id":"5"}`})
 	if got := toldBy(outcomes[0]); !strings.HasPrefix(got, "503 overloaded ") || outcomes[1]["status"] != 204.0 {
 		t.Errorf("outcomes: %v, want a 503 and a 204", outcomes)
 	}
 	f.want(t, 404, "GET", "/v1/follows/3/4", "")
 	for i, o := range f.batch(t, "/v1/follows:batch",
-		[]string{`{"op":"follow","follower_id":"3","followee_id":"4"}`, `{"op":"follow","follower_id":"3","followee_id":"5"}`}) {
+		[]string{`{"op":"put","follower_id":"3","followee_id":"4"}`, `{"op":"put","follower_id":"3","followee_id":"5"}`}) {
 		if o["status"] != 201.0 {
 			t.Errorf("operation %d of a transaction of its own: %v", i, o)
 		}
@@ -373,7 +373,7 @@ func TestABatchThatBreaksOffHasDoneWhatItTold(t *testing.T) {
 	follows := func(follower int) string {
 		var all strings.Builder
 		for n := range 1000 {
-			fmt.Fprintf(&all, `{"op":"follow","follower_id":"%d","followee_id":"%d"}`+"\n", follower, 10+n)
+			fmt.Fprintf(&all, `{"op":"put","follower_id":"%d","followee_id":"%d"}`+"\n", follower, 10+n)
 		}
 		return all.String()
 	}

@@ -90,7 +90,7 @@ type moderateInput struct {
 	ChildPath
 	IfMatch string `header:"If-Match" doc:"Required: the ETag of the version to decide on, or *."`
 	Body    struct {
-		State  string `json:"state" enum:"approved,hidden,removed,pending" example:"hidden"`
+		State  string `json:"state" enum:"APPROVED,HIDDEN,REMOVED,PENDING" example:"HIDDEN"`
 		Reason string `json:"reason,omitempty" example:"spam" doc:"The reason, for the event and the history: at most 1000 bytes of UTF-8 without control characters."`
 	}
 }
@@ -137,7 +137,7 @@ func (c *childRoutes) moderationRoutes() {
 
 	register(c.server, c.moderating("moderate", http.MethodPut, c.one()+"/moderation", tokens.RoleModerate, c.entity,
 		words{"moderate-" + c.dashed, "Approve, hide or remove {a child}, or hold it for a moderator",
-			"`approved` undoes earlier decisions. `pending` adds the {child} to the list that waits for a moderator; a rule that reports " +
+			"`APPROVED` undoes earlier decisions. `PENDING` adds the {child} to the list that waits for a moderator; a rule that reports " +
 				"{children} uses it. A repeated state changes nothing: 200 with the same version, and no event. A {child} that its " +
 				"author deleted remains deleted."},
 		writing(codeVersionStale, codeIfMatchMissing, codeNotFound, c.code(codeChildGone), codeThreadReturning)...), c.moderate)
@@ -253,7 +253,7 @@ func (c *childRoutes) moderate(ctx context.Context, in *moderateInput) (*childOu
 		return nil, err
 	}
 	out, err := c.store.ModerateChildren(ctx, callerOf(ctx).TenantID, c.k, []store.ChildModeration{
-		{Meta: callerOf(ctx).meta, ID: in.ID.lower(), IfVersion: version, State: strings.ToUpper(in.Body.State), Reason: in.Body.Reason},
+		{Meta: callerOf(ctx).meta, ID: in.ID.lower(), IfVersion: version, State: in.Body.State, Reason: in.Body.Reason},
 	})
 	return c.answer(ctx, http.StatusOK, out, err)
 }

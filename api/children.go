@@ -75,7 +75,7 @@ type UnderPath struct {
 
 // ChildPath names a child.
 type ChildPath struct {
-	ID childID `path:"id"`
+	ID childID `path:"child_id"`
 }
 
 type childGetInput struct {
@@ -139,9 +139,10 @@ func (s *server) addChildRoutes(k kinds.Child) {
 // answers have.
 func (c *childRoutes) looks(also ...string) func(*huma.Schema) {
 	return func(schema *huma.Schema) {
-		state := &huma.Schema{Type: huma.TypeString, Enum: []any{"visible", "deleted", "erased"}}
+		state := &huma.Schema{Type: huma.TypeString, Enum: []any{event.StateVisible, event.StateDeleted, event.StateErased}}
 		if c.k.Moderated {
-			state.Enum = []any{"visible", "pending", "hidden", "removed", "deleted", "erased"}
+			state.Enum = []any{event.StateVisible, event.StatePending, event.StateHidden, event.StateRemoved, event.StateDeleted,
+				event.StateErased}
 		}
 		property("state", state, true)(schema)
 		if c.k.Threaded {
@@ -189,13 +190,13 @@ func (c *childRoutes) change(schema *huma.Schema) {
 func (c *childRoutes) under() string {
 	return "/v1/" + c.kinds.Objects[c.k.Parent] + "/{object_id}/" + c.k.Plural
 }
-func (c *childRoutes) one() string { return "/v1/" + c.k.Plural + "/{id}" }
+func (c *childRoutes) one() string { return "/v1/" + c.k.Plural + "/{child_id}" }
 
 func (c *childRoutes) location(id string) string { return "/v1/" + c.k.Plural + "/" + id }
 
 // writing returns the codes of a route that takes a body, followed by more.
 func writing(more ...string) []string {
-	return append([]string{codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType}, more...)
+	return append([]string{codeJSONInvalid, codeMediaType}, more...)
 }
 
 // gone returns the states of a tombstone.
@@ -324,7 +325,7 @@ func (c *childRoutes) refused(err error) error {
 	case errors.As(err, &stale):
 		return c.about(codeVersionStale, fmt.Sprintf("the %s is at version %d", c.k.Name, stale.Current.Version), stale.Current)
 	case errors.As(err, &state):
-		return c.about(c.code(codeChildGone), "the "+c.k.Name+" is "+state.Current.State(), state.Current)
+		return c.about(c.code(codeChildGone), "the "+c.k.Name+" is "+strings.ToLower(state.Current.State()), state.Current)
 	case errors.As(err, &taken):
 		detail := fmt.Sprintf("the author already has %s of this %s: %s", a(c.k.Name), c.k.Parent, taken.Child.ID)
 		p := c.about(codeAlreadyWritten, detail, taken.Child)

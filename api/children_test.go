@@ -144,7 +144,7 @@ func TestChildrenOfEveryKindGoThroughTheirRoutes(t *testing.T) {
 				t.Errorf("versions: %v", versions)
 			}
 			gone := f.want(t, 204, "DELETE", one, "", `If-Match: "3"`)
-			if tombstone := f.want(t, 200, "GET", one, ""); tombstone.text("state") != "deleted" || tombstone.json["body"] != nil ||
+			if tombstone := f.want(t, 200, "GET", one, ""); tombstone.text("state") != "DELETED" || tombstone.json["body"] != nil ||
 				tombstone.json["author_id"] != nil || tombstone.json["attributes"] != nil {
 				t.Errorf("a tombstone: %s", tombstone.body)
 			}
@@ -240,9 +240,6 @@ func TestThreadsOfEveryKind(t *testing.T) {
 		t.Run(k.Name, func(t *testing.T) {
 			id, object := k.Names().ID, "/v1/"+set.Objects[k.Parent]+"/42"
 			under, summary := object+"/"+k.Plural, object+"/"+k.Plural+"/summary"
-			if k.Name == "comment" {
-				summary = object + "/summary"
-			}
 			attributes := map[string]string{"review": `,"attributes":{"rating":4}`}[k.Name]
 			if none := f.want(t, 200, "GET", summary, ""); none.json["total"] != 0.0 || none.json["last_activity_at"] != nil {
 				t.Errorf("the summary of nothing: %s", none.body)
@@ -288,7 +285,7 @@ func TestThreadsOfEveryKind(t *testing.T) {
 					}
 					return s
 				}
-				if got := shape(tree.json["items"].([]any)); got != "(31 1 visible(<nil> 2 deleted(33 3 visible)))(34 1 visible)" {
+				if got := shape(tree.json["items"].([]any)); got != "(31 1 VISIBLE(<nil> 2 DELETED(33 3 VISIBLE)))(34 1 VISIBLE)" {
 					t.Errorf("tree: %s in %s", got, tree.body)
 				}
 				replies := f.want(t, 200, "GET", "/v1/"+k.Plural+"/"+first.text(id)+"/replies?limit=1", "")
@@ -344,7 +341,7 @@ func TestAModeratedKindOfATestsOwn(t *testing.T) {
 	}
 	first := f.want(t, 201, "POST", under, `{"author_id":"3","body":"x"}`)
 	id := first.text("report_id")
-	if first.text("state") != "pending" {
+	if first.text("state") != "PENDING" {
 		t.Errorf("premoderated: %s", first.body)
 	}
 	f.catchUpWith(t, applied.Now)
@@ -362,9 +359,9 @@ func TestAModeratedKindOfATestsOwn(t *testing.T) {
 		t.Errorf("pending elsewhere: %v", pending)
 	}
 	writer.want(t, 403, "GET", "/v1/moderation/reports/pending", "")
-	writer.want(t, 403, "PUT", "/v1/reports/"+id+"/moderation", `{"state":"approved"}`, "If-Match: *")
-	if approved := f.want(t, 200, "PUT", "/v1/reports/"+id+"/moderation", `{"state":"approved"}`,
-		`If-Match: "1"`); approved.text("state") != "visible" {
+	writer.want(t, 403, "PUT", "/v1/reports/"+id+"/moderation", `{"state":"APPROVED"}`, "If-Match: *")
+	if approved := f.want(t, 200, "PUT", "/v1/reports/"+id+"/moderation", `{"state":"APPROVED"}`,
+		`If-Match: "1"`); approved.text("state") != "VISIBLE" {
 		t.Errorf("approved: %s", approved.body)
 	}
 	reply := f.want(t, 201, "POST", under, fmt.Sprintf(`{"author_id":"4","body":"y","parent_id":%q}`, id))
@@ -376,11 +373,11 @@ func TestAModeratedKindOfATestsOwn(t *testing.T) {
 		!strings.Contains(unknown.text("title"), "report of this place") {
 		t.Errorf("an unknown parent: %s", unknown.body)
 	}
-	f.want(t, 200, "PUT", "/v1/reports/"+reply.text("report_id")+"/moderation", `{"state":"approved"}`, `If-Match: *`)
-	f.want(t, 200, "PUT", "/v1/reports/"+id+"/moderation", `{"state":"hidden","reason":"spam"}`, `If-Match: *`)
+	f.want(t, 200, "PUT", "/v1/reports/"+reply.text("report_id")+"/moderation", `{"state":"APPROVED"}`, `If-Match: *`)
+	f.want(t, 200, "PUT", "/v1/reports/"+id+"/moderation", `{"state":"HIDDEN","reason":"spam"}`, `If-Match: *`)
 	f.catchUpWith(t, applied.Now)
 	threaded := f.want(t, 200, "GET", under+"?order=threaded", "")
-	if items := itemsOf(threaded); len(items) != 2 || items[0]["state"] != "hidden" || items[0]["body"] != nil ||
+	if items := itemsOf(threaded); len(items) != 2 || items[0]["state"] != "HIDDEN" || items[0]["body"] != nil ||
 		items[0]["attributes"] != nil || items[1]["body"] != "y" {
 		t.Errorf("threaded: %s", threaded.body)
 	}

@@ -3,18 +3,13 @@ package api
 func wordsOfComments() kindWords {
 	return kindWords{
 		operations: map[string]words{
-			"tree":         {id: "get-tree"},
-			"summary":      {id: "get-summary", summary: "Count the comments of a thread"},
-			"replies":      {id: "list-replies"},
-			"authored":     {id: "list-users-comments"},
-			"pending":      {id: "list-pending"},
 			"settings":     {id: "get-thread", summary: "Read the settings of a post's thread"},
 			"put settings": {id: "put-thread", summary: "Set the settings of a post's thread"},
 			"settings versions": {id: "list-thread-versions",
 				summary: "List the versions of the settings of a post's thread, newest first"},
 		},
 		paths: map[string]string{
-			"summary": "/v1/posts/{object_id}/summary", "pending": "/v1/moderation/pending",
+			"pending":  "/v1/moderation/pending",
 			"settings": "/v1/posts/{object_id}/thread", "put settings": "/v1/posts/{object_id}/thread",
 			"settings versions": "/v1/posts/{object_id}/thread/versions",
 		},

@@ -552,9 +552,9 @@ func TestEveryOperationConforms(t *testing.T) {
 	only("PUT", "POST", "PATCH")
 	only("DELETE")
 	for _, name := range []string{"PUT /v1/follows/{follower_id}/{followee_id}", "POST /v1/posts/{post_id}/comments",
-		"PATCH /v1/comments/{id}", "PUT /v1/comments/{id}/moderation",
-		"POST /v1/follows:batch", "POST /v1/comments:batch", "GET /v1/outbox/dlq", "POST /v1/outbox/dlq/{id}/discard",
-		"DELETE /v1/comments/{id}", "PUT /v1/posts/{post_id}/thread"} {
+		"PATCH /v1/comments/{comment_id}", "PUT /v1/comments/{comment_id}/moderation",
+		"POST /v1/follows:batch", "POST /v1/comments:batch", "GET /v1/outbox/dlq", "POST /v1/outbox/dlq/{message_id}:discard",
+		"DELETE /v1/comments/{comment_id}", "PUT /v1/posts/{post_id}/thread"} {
 		if !succeeded[name] {
 			t.Errorf("%s never succeeded", name)
 		}

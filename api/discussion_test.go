@@ -100,7 +100,7 @@ func TestThreadPages(t *testing.T) {
 					continue
 				}
 				if i == 1 && name != "c04" {
-					list[k] = "(deleted)"
+					list[k] = "(DELETED)"
 				} else {
 					list[k] = ""
 				}
@@ -222,12 +222,12 @@ func TestThreadReads(t *testing.T) {
 		}
 		return all
 	}
-	if got := flat(tree.json["items"]); got != "first[(deleted)[below[]]]last[]" {
+	if got := flat(tree.json["items"]); got != "first[(DELETED)[below[]]]last[]" {
 		t.Errorf("tree: %s", got)
 	}
 	replies := f.want(t, 200, "GET", "/v1/comments/"+first.text("comment_id")+"/replies?limit=1", "")
 	rest := f.want(t, 200, "GET", "/v1/comments/"+first.text("comment_id")+"/replies?cursor="+replies.text("next"), "")
-	if got := bodies(append(itemsOf(replies), itemsOf(rest)...)); strings.Join(got, " ") != "(deleted) below" || rest.text("next") != "" {
+	if got := bodies(append(itemsOf(replies), itemsOf(rest)...)); strings.Join(got, " ") != "(DELETED) below" || rest.text("next") != "" {
 		t.Errorf("replies: %v", got)
 	}
 	if a := f.do(t, "GET", "/v1/comments/"+reply.text("comment_id")+"/replies?cursor="+replies.text("next"),
@@ -238,11 +238,11 @@ func TestThreadReads(t *testing.T) {
 	if slug.text("comment_id") != below.text("comment_id") || slug.text("body") != "below" || slug.json["version"] != 1.0 {
 		t.Errorf("by slug: %s", slug.body)
 	}
-	if a := f.want(t, 200, "GET", post+"/comments/by-slug/"+reply.text("slug"), ""); a.text("state") != "deleted" ||
+	if a := f.want(t, 200, "GET", post+"/comments/by-slug/"+reply.text("slug"), ""); a.text("state") != "DELETED" ||
 		a.json["body"] != nil || a.json["author_id"] != nil {
 		t.Errorf("a tombstone by its slug: %s", a.body)
 	}
-	sum := f.want(t, 200, "GET", post+"/summary", "")
+	sum := f.want(t, 200, "GET", post+"/comments/summary", "")
 	want := map[string]any{"post_id": "5", "visible": 3.0, "total": 5.0, "last_activity_at": last.text("created_at"), "thread": thread,
 		"as_of": sum.text("as_of")}
 	if diff := cmp.Diff(want, sum.json); diff != "" {
@@ -255,7 +255,7 @@ func TestThreadReads(t *testing.T) {
 		}
 	}
 	unset := map[string]any{"locked": false, "premoderated": false, "version": 0.0}
-	nobody := f.want(t, 200, "GET", "/v1/posts/77/summary", "")
+	nobody := f.want(t, 200, "GET", "/v1/posts/77/comments/summary", "")
 	want = map[string]any{"post_id": "77", "visible": 0.0, "total": 0.0, "thread": unset, "as_of": nobody.text("as_of")}
 	if diff := cmp.Diff(want, nobody.json); diff != "" {
 		t.Errorf("summary of an unknown post (-want +got):\n%s", diff)
@@ -285,12 +285,12 @@ func TestThreadReads(t *testing.T) {
 	for _, step := range []struct {
 		state, newest string
 		visible       float64
-	}{{"approved", "waiting", 4}, {"hidden", "last", 3}, {"approved", "waiting", 4}, {"removed", "last", 3}} {
+	}{{"APPROVED", "waiting", 4}, {"HIDDEN", "last", 3}, {"APPROVED", "waiting", 4}, {"REMOVED", "last", 3}} {
 		moderate(step.state)
 		if a := bodies(itemsOf(f.want(t, 200, "GET", post+"/comments?order=newest", ""))); a[0] != step.newest {
 			t.Errorf("%s: newest first %v", step.state, a)
 		}
-		if a := f.want(t, 200, "GET", post+"/summary", ""); a.json["visible"] != step.visible || a.json["total"] != 5.0 {
+		if a := f.want(t, 200, "GET", post+"/comments/summary", ""); a.json["visible"] != step.visible || a.json["total"] != 5.0 {
 			t.Errorf("%s: %s", step.state, a.body)
 		}
 	}

@@ -75,7 +75,7 @@ func deadMessageOf(m outbox.DLQMessage) DeadMessage {
 
 // DLQPath names a message.
 type DLQPath struct {
-	ID id `path:"id" doc:"The message's id."`
+	ID id `path:"message_id" doc:"The message's id."`
 }
 
 type dlqListInput struct {
@@ -102,31 +102,31 @@ type dlqActOutput struct{ Body DLQAction }
 
 func (s *server) dlqRoutes() {
 	const path, tag = "/v1/outbox/dlq", "Outbox"
-	body := []string{codeNotFound, codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType}
 	register(s, route{
-		method: http.MethodGet, path: path, id: "list-dlq", tag: tag, role: tokens.RoleAdmin, status: http.StatusOK,
+		method: http.MethodGet, path: path, id: "list-dlq-messages", tag: tag, role: tokens.RoleAdmin, status: http.StatusOK,
 		summary:     "List the events that could not be published",
 		description: "Lists the tenant's messages of the outbox's DLQ by id, without payloads. Reads the truth.",
 		codes:       []string{codeCursorInvalid},
 	}, s.listDLQ)
 	register(s, route{
-		method: http.MethodGet, path: path + "/{id}", id: "get-dlq-message", tag: tag, role: tokens.RoleAdmin, status: http.StatusOK,
-		summary: "Read an event that could not be published", description: "Includes the payload. Reads the truth.",
-		codes: []string{codeNotFound},
+		method: http.MethodGet, path: path + "/{message_id}", id: "get-dlq-message", tag: tag,
+		role: tokens.RoleAdmin, status: http.StatusOK, summary: "Read an event that could not be published",
+		description: "Includes the payload. Reads the truth.",
+		codes:       []string{codeNotFound},
 	}, s.getDLQ)
 	register(s, route{
-		method: http.MethodPost, path: path + "/{id}/retry", id: "retry-dlq-message", tag: tag,
+		method: http.MethodPost, path: path + "/{message_id}:retry", id: "retry-dlq-message", tag: tag,
 		role: tokens.RoleAdmin, status: http.StatusOK, summary: "Put an event back into the outbox",
 		description: "Gives the event a new id after all others and resets its attempts. 404 if the DLQ does not have the message: " +
 			"of two concurrent requests one gets 200.",
-		codes: body,
+		codes: writing(codeNotFound),
 	}, s.actDLQ(s.dlq.Retry))
 	register(s, route{
-		method: http.MethodPost, path: path + "/{id}/discard", id: "discard-dlq-message", tag: tag,
+		method: http.MethodPost, path: path + "/{message_id}:discard", id: "discard-dlq-message", tag: tag,
 		role: tokens.RoleAdmin, status: http.StatusOK, summary: "Delete an event that could not be published",
 		description: "Deletes the event permanently with its payload; a record of the action remains. 404 if the DLQ does not have the " +
 			"message: of two concurrent requests one gets 200.",
-		codes: body,
+		codes: writing(codeNotFound),
 	}, s.actDLQ(s.dlq.Discard))
 }
 

@@ -82,7 +82,7 @@ func TestTheDLQOverHTTP(t *testing.T) {
 		t.Errorf("a message (-want +got):\n%s", diff)
 	}
 
-	retried := f.want(t, 200, "POST", path+"/2/retry", `{"reason":"mended"}`, "Tidings-Actor: ann")
+	retried := f.want(t, 200, "POST", path+"/2:retry", `{"reason":"mended"}`, "Tidings-Actor: ann")
 	want = map[string]any{
 		"at": retried.text("at"), "actor": "ann", "action": "retry", "id": "2", "event_id": "00000000-0000-4000-8000-000000000002",
 		"aggregate_type": "post", "aggregate_id": "2", "event_type": "type 0", "new_id": retried.text("new_id"), "reason": "mended",
@@ -90,7 +90,7 @@ func TestTheDLQOverHTTP(t *testing.T) {
 	if diff := cmp.Diff(want, retried.json); diff != "" || len(woken) != 1 {
 		t.Errorf("a retry, which woke %v (-want +got):\n%s", woken, diff)
 	}
-	discarded := f.want(t, 200, "POST", path+"/3/discard", "")
+	discarded := f.want(t, 200, "POST", path+"/3:discard", "")
 	want = map[string]any{
 		"at": discarded.text("at"), "actor": "console", "action": "discard", "id": "3", "event_id": "00000000-0000-4000-8000-000000000003",
 		"aggregate_type": "post", "aggregate_id": "0", "event_type": "type 1",
@@ -101,8 +101,8 @@ func TestTheDLQOverHTTP(t *testing.T) {
 
 	before := f.rows(t)
 	for _, c := range [][2]string{
-		{"POST", "/2/retry"}, {"POST", "/2/discard"}, {"POST", "/3/retry"}, {"GET", "/3"}, // gone
-		{"GET", "/50"}, {"POST", "/50/retry"}, {"POST", "/50/discard"}, // another tenant's
+		{"POST", "/2:retry"}, {"POST", "/2:discard"}, {"POST", "/3:retry"}, {"GET", "/3"}, // gone
+		{"GET", "/50"}, {"POST", "/50:retry"}, {"POST", "/50:discard"}, // another tenant's
 	} {
 		if a := f.do(t, c[0], path+c[1], ""); a.StatusCode != 404 || a.text("code") != "not-found" {
 			t.Errorf("%s %s: %d %s, want 404", c[0], c[1], a.StatusCode, a.body)
@@ -129,7 +129,7 @@ func TestTheDLQOverHTTP(t *testing.T) {
 	if want := "console " + tokens.Fingerprint(f.token); got != want {
 		t.Errorf("the audit has the tokens %q, want %q", got, want)
 	}
-	if page := f.want(t, 200, "GET", "/docs", "", "Authorization"); !strings.Contains(page.body, "/v1/outbox/dlq/{id}/retry") {
+	if page := f.want(t, 200, "GET", "/docs", "", "Authorization"); !strings.Contains(page.body, "/v1/outbox/dlq/{message_id}:retry") {
 		t.Error("the page does not know the routes")
 	}
 }

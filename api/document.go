@@ -45,7 +45,9 @@ func newOpenAPI() *huma.OpenAPI {
 				"includes that write. Every answer of the API outside 2xx and 304 is an RFC 9457 problem with a stable code. The HTTP " +
 				"server refuses malformed requests in plain text. " +
 				"Answers to a token with a rate limit have RateLimit-Policy and RateLimit (draft-ietf-httpapi-ratelimit-headers-11).",
+			License: &huma.License{Name: "Apache License 2.0", Identifier: "Apache-2.0"},
 		},
+		Servers: []*huma.Server{{URL: "/", Description: "The host that serves this document."}},
 		Components: &huma.Components{
 			Schemas: schemas,
 			SecuritySchemes: map[string]*huma.SecurityScheme{

@@ -210,8 +210,7 @@ func (e *edgeRoutes) singleRoutes() {
 		put.description += " The body has all attributes: missing ones get their defaults. Without a body an active edge " +
 			"keeps its attributes. With a version in If-Match, 404 if the edge does not exist."
 		put.body = jsonBody(attributesSchema(e.k.Attributes, written), false)
-		put.codes = append(put.codes, codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType,
-			codeVersionStale, codeNotFound)
+		put.codes = append(put.codes, writing(codeVersionStale, codeNotFound)...)
 		register(e.server, put, func(ctx context.Context, in *attributesInput) (*edgeOutput, error) {
 			return e.put(ctx, in.PairPath, in.Body, in.IfMatch)
 		})
@@ -241,8 +240,7 @@ func (e *edgeRoutes) attributeRoutes() {
 			"request that changes nothing makes no event."})
 	r.answer = e.entity
 	r.body = jsonBody(attributesSchema(e.k.Attributes, changed), true)
-	r.codes = []string{codeNotFound, codeVersionStale, codeIfMatchMissing, codeJSONInvalid, codeRequestTooLarge,
-		codeRequestTimeout, codeMediaType}
+	r.codes = writing(codeNotFound, codeVersionStale, codeIfMatchMissing)
 	register(e.server, r, e.patch)
 }
 
@@ -374,25 +372,30 @@ func (e *edgeRoutes) patch(ctx context.Context, in *attributesPatch) (*edgeOutpu
 	return e.answerTo(ctx, out[0])
 }
 
+// The operations of a batch of edges.
+const (
+	opPut    = "put"
+	opRemove = "remove"
+)
+
 func (e *edgeRoutes) batchRoutes() {
-	put, remove := e.word("put"), e.word("remove")
 	op := func(name string, change func(*huma.Schema), names ...any) *huma.Schema {
 		return e.schema(name, edgeOperation{}, property("op", &huma.Schema{Type: huma.TypeString, Enum: names}, true), change)
 	}
 	var ops []kind
 	if len(e.k.Attributes) == 0 {
-		both := op("Operation", without("attributes", "if_match"), put, remove)
-		ops = []kind{{put, both, e.take, e.batchPut}, {remove, both, e.take, e.batchRemove}}
+		both := op("Operation", without("attributes", "if_match"), opPut, opRemove)
+		ops = []kind{{opPut, both, e.take, e.batchPut}, {opRemove, both, e.take, e.batchRemove}}
 	} else {
 		ops = []kind{
-			{put, op("Put", e.attributes(written), put), e.take, e.batchPut},
-			{remove, op("Remove", without("attributes"), remove), e.take, e.batchRemove},
+			{opPut, op("Put", e.attributes(written), opPut), e.take, e.batchPut},
+			{opRemove, op("Remove", without("attributes"), opRemove), e.take, e.batchRemove},
 		}
 	}
 	r := e.route("batch", http.MethodPost, "/v1/"+e.k.Plural+":batch", tokens.RoleWrite, http.StatusOK,
 		words{"batch-" + e.tagged, fmt.Sprintf("Put and remove up to %d %s", maxBatch, e.k.Plural), batchDescription})
-	example := map[string]any{"op": put, e.of("from_id"): "7", e.of("to_id"): "42"}
-	e.batchRoute(r, ops, []any{example, map[string]any{"op": remove, e.of("from_id"): "7", e.of("to_id"): "43"}})
+	example := map[string]any{"op": opPut, e.of("from_id"): "7", e.of("to_id"): "42"}
+	e.batchRoute(r, ops, []any{example, map[string]any{"op": opRemove, e.of("from_id"): "7", e.of("to_id"): "43"}})
 }
 
 func (e *edgeRoutes) take(ctx context.Context, raw []byte) (any, []string, error) {
@@ -405,7 +408,7 @@ func (e *edgeRoutes) take(ctx context.Context, raw []byte) (any, []string, error
 		return nil, nil, err
 	}
 	to, err := e.parseID("#/"+e.of("to_id"), string(op.To))
-	if err == nil && op.Op == e.word("put") {
+	if err == nil && op.Op == opPut {
 		err = e.creates(ctx, from)
 	}
 	w := store.EdgeWrite{Meta: callerOf(ctx).meta, From: from, To: to, Attributes: op.Attributes}
@@ -444,7 +447,7 @@ func (e *edgeRoutes) removeEdges(ctx context.Context, tenant int64, in []store.E
 func (e *edgeRoutes) checkRoute() {
 	r := e.route("check", http.MethodPost, "/v1/"+e.k.Plural+":check", tokens.RoleRead, http.StatusOK, words{"check-" + e.tagged,
 		"Check for up to 500 pairs whether there is " + a(e.k.Name), "Reads a projection. An unknown pair has no edge."})
-	r.projected, r.codes = true, []string{codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType}
+	r.projected, r.codes = true, writing()
 	pair := e.schema("Pair", edgePair{})
 	pairs := e.schema("CheckInputBody", edgePairs{}, func(s *huma.Schema) { s.Properties["pairs"].Items = pair })
 	relation := e.schema("Relation", edgeRelation{}, func(s *huma.Schema) {
@@ -542,9 +545,14 @@ type direction struct {
 	of, to string // objects: the owner of the list, and its items
 }
 
-// ObjectPath names an object.
+// ObjectPath names the object that the answer or the request is about.
 type ObjectPath struct {
-	ID id `path:"id" doc:"The object."`
+	ID id `path:"owner_id" doc:"The object."`
+}
+
+// ownerNaming returns the naming of a route about an object of this type.
+func ownerNaming(object string) *naming {
+	return &naming{names: map[string]string{"owner_id": object + "_id"}, texts: map[string]string{"owner_id": "The " + object + "."}}
 }
 
 type edgesInput struct {
@@ -563,13 +571,13 @@ func (e *edgeRoutes) listRoutes() {
 		{name: listReverse, list: e.k.Reverse, of: e.k.To, to: e.k.From},
 		{name: listForward, list: e.k.Forward, of: e.k.From, to: e.k.To},
 	} {
-		r := e.route(d.name, http.MethodGet, "/v1/"+e.kinds.Objects[d.of]+"/{id}/"+d.list, tokens.RoleRead, http.StatusOK, words{
+		r := e.route(d.name, http.MethodGet, "/v1/"+e.kinds.Objects[d.of]+"/{owner_id}/"+d.list, tokens.RoleRead, http.StatusOK, words{
 			"list-" + dashed(d.of+"-"+d.list), "List the " + d.list + " of " + a(d.of) + ", newest first",
 			fromAProjection + " An unknown " + d.of + " has an empty list."})
 		r.tag = capital(e.kinds.Objects[d.of])
 		r.projected, r.codes = true, []string{codeCursorInvalid}
-		r.naming = &naming{names: map[string]string{"object_id": d.to + "_id"},
-			texts: map[string]string{"id": "The " + d.of + "."}, filters: filters(e.k)}
+		r.naming = ownerNaming(d.of)
+		r.naming.names["object_id"], r.naming.filters = d.to+"_id", filters(e.k) // object_id: of an item
 		if name, ok := e.words.schemas["EdgeList"]; ok {
 			r.answer = e.api.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[EdgeList](), true, name)
 		} else {

@@ -187,10 +187,7 @@ func TestEdgesOfEveryKindGoThroughTheirRoutes(t *testing.T) {
 				t.Errorf("events (-want +got):\n%s", diff)
 			}
 
-			put, remove := "put", "remove"
-			if k.Name == "follow" {
-				put, remove = "follow", "unfollow"
-			}
+			const put, remove = "put", "remove"
 			op := func(op, from, to string) string {
 				return fmt.Sprintf(`{"op":%q,%q:%q,%q:%q}`, op, k.Ends[0], from, k.Ends[1], to)
 			}

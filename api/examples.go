@@ -21,7 +21,7 @@ const (
 // the API. A tag overrides an example.
 func exampleValues() map[string]any {
 	return map[string]any{
-		"id": "42", "follower_id": "7", "followee_id": "42", "other": "43", "user_id": "42", "author_id": "3", "post_id": "5",
+		"id": "42", "follower_id": "7", "followee_id": "42", "other_id": "43", "user_id": "42", "author_id": "3", "post_id": "5",
 		"aggregate_id": "5", "new_id": "1042",
 		"parent_id": "0196b2d4-7b00-7000-8000-000000000007", "slug": "abcd2345", "body": "Well said.",
 		"title": "Questions to the author", "reason": "spam",

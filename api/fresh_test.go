@@ -54,7 +54,7 @@ func TestATokensFollowIsSeenByEveryRead(t *testing.T) {
 	if !strings.Contains(check.body, `"follower_id":"9"`) || strings.Count(check.body, "true") != 1 {
 		t.Errorf("check: %s", check.body)
 	}
-	many := f.want(t, 200, "POST", "/v1/users:counts", `{"user_ids":["42"]}`, last)
+	many := f.want(t, 200, "POST", "/v1/users:count", `{"user_ids":["42"]}`, last)
 	if !strings.Contains(many.body, `"followers":1`) {
 		t.Errorf("many counts: %s", many.body)
 	}
@@ -133,15 +133,15 @@ func TestATokensCommentIsSeenByEveryRead(t *testing.T) {
 	reply := f.want(t, 201, "POST", "/v1/posts/100/comments", fmt.Sprintf(`{"author_id":"4","body":"reply","parent_id":%q}`, id))
 	both := token(first) + "," + reply.Header.Get("Tidings-Token")
 	for path, want := range map[string]string{
-		"/v1/posts/100/comments":                      "visible first, visible reply",
-		"/v1/posts/100/comments?order=newest":         "visible reply, visible first",
-		"/v1/posts/100/comments?order=threaded":       "visible first, visible reply",
-		"/v1/posts/100/comments?skip=1":               "visible reply",
-		"/v1/posts/100/comments?around=" + id:         "visible first, visible reply",
-		"/v1/comments/" + id + "/replies":             "visible reply",
-		"/v1/users/4/comments":                        "visible reply",
-		"/v1/posts/100/comments/tree":                 "visible first",
-		"/v1/posts/100/comments?order=oldest&limit=1": "visible first",
+		"/v1/posts/100/comments":                      "VISIBLE first, VISIBLE reply",
+		"/v1/posts/100/comments?order=newest":         "VISIBLE reply, VISIBLE first",
+		"/v1/posts/100/comments?order=threaded":       "VISIBLE first, VISIBLE reply",
+		"/v1/posts/100/comments?skip=1":               "VISIBLE reply",
+		"/v1/posts/100/comments?around=" + id:         "VISIBLE first, VISIBLE reply",
+		"/v1/comments/" + id + "/replies":             "VISIBLE reply",
+		"/v1/users/4/comments":                        "VISIBLE reply",
+		"/v1/posts/100/comments/tree":                 "VISIBLE first",
+		"/v1/posts/100/comments?order=oldest&limit=1": "VISIBLE first",
 	} {
 		if got := list(path, both); got != want {
 			t.Errorf("%s: %q, want %q", path, got, want)
@@ -150,20 +150,20 @@ func TestATokensCommentIsSeenByEveryRead(t *testing.T) {
 	if a := f.want(t, 200, "GET", "/v1/posts/100/comments/by-slug/"+slug, "", both); a.text("body") != "first" {
 		t.Errorf("by slug: %s", a.body)
 	}
-	if a := f.want(t, 200, "GET", "/v1/posts/100/summary", "", both); a.json["visible"] != 2.0 || a.json["total"] != 2.0 {
+	if a := f.want(t, 200, "GET", "/v1/posts/100/comments/summary", "", both); a.json["visible"] != 2.0 || a.json["total"] != 2.0 {
 		t.Errorf("summary: %s", a.body)
 	}
 	// A read includes a reply whose parent the projection does not have either, and each change.
-	if got := list("/v1/posts/100/comments", token(reply)); got != "visible reply" {
+	if got := list("/v1/posts/100/comments", token(reply)); got != "VISIBLE reply" {
 		t.Errorf("the reply alone: %q", got)
 	}
 	edited := f.want(t, 200, "PATCH", "/v1/comments/"+reply.text("comment_id"), `{"body":"edited"}`, "If-Match: *")
 	deleted := f.want(t, 204, "DELETE", "/v1/comments/"+id, "", "If-Match: *")
 	if got := list("/v1/posts/100/comments?order=threaded",
-		token(edited)+","+deleted.Header.Get("Tidings-Token")); got != "deleted , visible edited" {
+		token(edited)+","+deleted.Header.Get("Tidings-Token")); got != "DELETED , VISIBLE edited" {
 		t.Errorf("after an edit and a deletion: %q", got)
 	}
-	hidden := f.want(t, 200, "PUT", "/v1/comments/"+reply.text("comment_id")+"/moderation", `{"state":"hidden"}`, "If-Match: *")
+	hidden := f.want(t, 200, "PUT", "/v1/comments/"+reply.text("comment_id")+"/moderation", `{"state":"HIDDEN"}`, "If-Match: *")
 	if got := list("/v1/posts/100/comments?order=threaded", token(hidden)+","+deleted.Header.Get("Tidings-Token")); got != "" {
 		t.Errorf("after moderation: %q", got)
 	}
@@ -172,7 +172,7 @@ func TestATokensCommentIsSeenByEveryRead(t *testing.T) {
 	if a := f.want(t, 200, "GET", "/v1/posts/100/comments", "", token(settings)); !strings.Contains(a.body, `"title":"T"`) {
 		t.Errorf("settings: %s", a.body)
 	}
-	if got := list("/v1/moderation/pending", token(pending)); got != "pending waits" {
+	if got := list("/v1/moderation/pending", token(pending)); got != "PENDING waits" {
 		t.Errorf("pending: %q", got)
 	}
 	var left int

@@ -148,7 +148,7 @@ func FuzzPath(f *testing.F) {
 	for _, target := range []string{
 		"/v1/follows/1/2", "/v1/follows/1%2F2/3", "/v1/follows/1%00/2", "//v1/follows/1/2", "/v1/./users/1/counts",
 		"/v1/users/%2e%2e/counts", "/v1/users/1/followers?limit=1&cursor=x",
-		"/v1/users/1/followers?a;b", "/v1/users:counts", "/v1/comments/0196b2d4-7c00-7000-8000-000000000001",
+		"/v1/users/1/followers?a;b", "/v1/users:count", "/v1/comments/0196b2d4-7c00-7000-8000-000000000001",
 		"/v1/comments/{0196b2d4-7c00-7000-8000-000000000001}", "/%", "*", "", "/v1/users/٣/counts",
 	} {
 		p, q, _ := strings.Cut(target, "?")
@@ -249,17 +249,17 @@ func FuzzBatchLines(f *testing.F) {
 	comments := &childRoutes{archetype: newArchetype(s, "comment", "comments", childNaming(kinds.Builtin().Children["comment"])),
 		k: kinds.Builtin().Children["comment"]}
 	operations := []kind{
-		{"follow", schema("FollowOperation"), follows.take, nil}, {"unfollow", schema("FollowOperation"), follows.take, nil},
+		{"put", schema("FollowOperation"), follows.take, nil}, {"remove", schema("FollowOperation"), follows.take, nil},
 		{"create", schema("CreateOperation"), comments.takeCreate, nil}, {"edit", schema("EditOperation"), comments.takeEdit, nil},
 		{"delete", schema("DeleteOperation"), comments.takeDelete, nil},
 	}
 	for _, line := range []string{
-		`{"op":"follow","follower_id":"7","followee_id":"42"}`, `{"op":"unfollow","follower_id":"7","followee_id":"7"}`,
+		`{"op":"put","follower_id":"7","followee_id":"42"}`, `{"op":"remove","follower_id":"7","followee_id":"7"}`,
 		`{"op":"create","post_id":"5","author_id":"3","body":"x","idempotency_key":"k"}`,
 		`{"op":"edit","comment_id":"0196b2d4-7c00-7000-8000-000000000001","body":"x","if_match":"*"}`,
 		`{"op":"delete","comment_id":"0196b2d4-7c00-7000-8000-000000000001","if_match":9223372036854775807}`,
 		`{"op":"delete","comment_id":"0196b2d4-7c00-7000-8000-000000000001","if_match":1e3}`, `{"op":"create","op":"delete"}`,
-		`{"op":["create"]}`, `null`, ``, "\r", `{"op":"follow","follower_id":"9223372036854775808","followee_id":"1"}`,
+		`{"op":["create"]}`, `null`, ``, "\r", `{"op":"put","follower_id":"9223372036854775808","followee_id":"1"}`,
 	} {
 		f.Add([]byte(line + "\n" + line))
 	}

@@ -24,11 +24,10 @@ type world map[string]string
 // an operation with a place that they do not have.
 var (
 	walkPaths = map[string]string{ // by "segment/parameter", else by parameter
-		"comments/id": "comment", "users/id": "user", "dlq/id": "dlq", "follower_id": "user", "followee_id": "followee",
-		"other": "followee", "post_id": "post", "slug": "slug",
-		"removal_id": "removal", "user_id": "user", "group_id": "post", "posts/id": "post", "groups/id": "post",
-		"product_id": "post", "conversation_id": "post", "products/id": "post", "conversations/id": "post", "reviews/id": "review",
-		"messages/id": "message",
+		"comment_id": "comment", "dlq/message_id": "dlq", "follower_id": "user", "followee_id": "followee",
+		"other_id": "followee", "post_id": "post", "slug": "slug",
+		"removal_id": "removal", "user_id": "user", "group_id": "post",
+		"product_id": "post", "conversation_id": "post", "review_id": "review", "message_id": "message",
 	}
 	walkQueries = map[string]string{ // $name is an id of the world
 		"role": "owner", "after": "5", "lines": "3",
@@ -43,14 +42,14 @@ var (
 	}
 	walkBodies = map[string][]string{ // by operationId
 		"check-follows":       {`{"pairs":[{"follower_id":"$user","followee_id":"$followee"}]}`},
-		"get-many-counts":     {`{"user_ids":["$user","$followee"]}`},
+		"count-users":         {`{"user_ids":["$user","$followee"]}`},
 		"create-comment":      {`{"author_id":"$user","body":"mine"}`, `{"author_id":"$user","body":"mine","parent_id":"$comment"}`},
 		"edit-comment":        {`{"body":"mine"}`},
-		"moderate-comment":    {`{"state":"hidden","reason":"mine"}`},
+		"moderate-comment":    {`{"state":"HIDDEN","reason":"mine"}`},
 		"put-thread":          {`{"locked":true,"title":"mine"}`},
 		"retry-dlq-message":   {``, `{"reason":"mine"}`},
 		"discard-dlq-message": {``, `{"reason":"mine"}`},
-		"batch-follows": {`{"operations":[{"op":"unfollow","follower_id":"$user","followee_id":"$followee"},{"op":"follow",` +
+		"batch-follows": {`{"operations":[{"op":"remove","follower_id":"$user","followee_id":"$followee"},{"op":"put",` +
 			`"follower_id":"$user","followee_id":"$followee"}]}`},
 		"batch-comments": {`{"operations":[{"op":"create","post_id":"$post","author_id":"$user","body":"mine","idempotency_key":"$key"},` +
 			`{"op":"create","post_id":"$post","author_id":"$user","body":"mine","parent_id":"$comment"},{"op":"edit",` +

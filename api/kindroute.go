@@ -59,7 +59,7 @@ type kindWords struct {
 	paths      map[string]string // by operation
 	schemas    map[string]string // names by the ending that other kinds append to their own name
 	texts      map[string]string // descriptions of members
-	names      map[string]string // of members, operations of a batch and lists
+	names      map[string]string // of members
 	codes      map[string]string // of problems
 }
 

@@ -96,7 +96,7 @@ func TestATokensReadsAndWritesAreLimitedApart(t *testing.T) {
 		}
 	}
 	limited("a read too many", f.do(t, "GET", path, ""))
-	limited("a read by POST", f.do(t, "POST", "/v1/users:counts", `{"user_ids":["1"]}`))
+	limited("a read by POST", f.do(t, "POST", "/v1/users:count", `{"user_ids":["1"]}`))
 	if a := f.do(t, "GET", path, "", "Authorization: Bearer x"); a.StatusCode != 401 || a.limits() != " " {
 		t.Errorf("nobody's: %d %s", a.StatusCode, a.limits())
 	}
@@ -110,7 +110,7 @@ func TestATokensReadsAndWritesAreLimitedApart(t *testing.T) {
 	for _, c := range [][3]string{
 		{"POST", "/v1/posts/5/comments", `{"author_id":"3","body":"y"}`}, {"PUT", "/v1/follows/7/44", ""}, {"DELETE", path, ""},
 		{"DELETE", "/v1/comments/" + comment.text("comment_id"), ""},
-		{"PUT", "/v1/posts/5/thread", `{"locked":true}`}, {"POST", "/v1/outbox/dlq/1/retry", ""}, {"POST", "/v1/posts/5/comments", `{`},
+		{"PUT", "/v1/posts/5/thread", `{"locked":true}`}, {"POST", "/v1/outbox/dlq/1:retry", ""}, {"POST", "/v1/posts/5/comments", `{`},
 	} {
 		limited(c[0]+" "+c[1], f.do(t, c[0], c[1], c[2], "If-Match: *"))
 	}
@@ -187,7 +187,7 @@ func TestWhatOneUserMakesIsLimited(t *testing.T) {
 func TestABatchCountsItsOperations(t *testing.T) {
 	f := openLimited(t, 1000, 5, 2)
 	follow := func(n int) string {
-		return `{"operations":[` + strings.TrimSuffix(strings.Repeat(`{"op":"follow","follower_id":"3","followee_id":"1"},`, n), ",") + `]}`
+		return `{"operations":[` + strings.TrimSuffix(strings.Repeat(`{"op":"put","follower_id":"3","followee_id":"1"},`, n), ",") + `]}`
 	}
 	// A batch larger than a window is always refused, and counts as one request.
 	before := f.rows(t)
@@ -201,9 +201,9 @@ func TestABatchCountsItsOperations(t *testing.T) {
 		t.Errorf("a refused batch wrote (-before +after):\n%s", diff)
 	}
 	a := f.want(t, 200, "POST", "/v1/follows:batch",
-		`{"operations":[{"op":"follow","follower_id":"3","followee_id":"1"},{"op":"follow","follower_id":"3","followee_id":"2"},
-		{"op":"follow","follower_id":"3","followee_id":"4"},{"op":"unfollow","follower_id":"3","followee_id":"1"},
-		{"op":"follow","follower_id":"4","followee_id":"3"}]}`)
+		`{"operations":[{"op":"put","follower_id":"3","followee_id":"1"},{"op":"put","follower_id":"3","followee_id":"2"},
+		{"op":"put","follower_id":"3","followee_id":"4"},{"op":"remove","follower_id":"3","followee_id":"1"},
+		{"op":"put","follower_id":"4","followee_id":"3"}]}`)
 	var got []string
 	for _, item := range a.json["items"].([]any) {
 		problem, _ := item.(map[string]any)["problem"].(map[string]any)

@@ -241,8 +241,8 @@ func (t problemTable) fromHuma(e *huma.ErrorModel) *Problem {
 	return p
 }
 
-// fieldError translates a location of the framework: body.items[3].tags, path.id, query.limit or
-// header.If-Match.
+// fieldError translates a location of the framework: body.items[3].tags, path.user_id, query.limit
+// or header.If-Match.
 func fieldError(location, detail string) FieldError {
 	f := FieldError{Detail: detail}
 	in, rest, _ := strings.Cut(location, ".")

@@ -35,7 +35,7 @@ type manyCountsOutput struct{ Body UserCountsList }
 
 type mutualsInput struct {
 	UserPath
-	Other id  `path:"other" doc:"Another user. With the same user, the list has those who follow back."`
+	Other id  `path:"other_id" doc:"Another user. With the same user, the list has those who follow back."`
 	Limit int `query:"limit" default:"50" minimum:"1" maximum:"200" doc:"At most this many items."`
 }
 
@@ -50,14 +50,15 @@ type mutualsOutput struct{ Body MutualList }
 
 func (s *server) relationRoutes() {
 	register(s, route{
-		method: http.MethodPost, path: "/v1/users:counts", id: "get-many-counts", tag: "Users", role: tokens.RoleRead,
+		method: http.MethodPost, path: "/v1/users:count", id: "count-users", tag: "Users", role: tokens.RoleRead,
 		status: http.StatusOK, projected: true,
 		summary: "Count the followers and followings of up to 500 users", description: "Reads a projection. An unknown user counts 0.",
-		codes: []string{codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType},
+		codes: writing(),
 	}, s.manyCounts)
 	register(s, route{
-		method: http.MethodGet, path: "/v1/users/{id}/mutuals/{other}", id: "list-mutuals", tag: "Users", role: tokens.RoleRead,
-		status: http.StatusOK, projected: true, summary: "List the users whom one user follows and who follow another",
+		method: http.MethodGet, path: "/v1/users/{user_id}/mutuals/{other_id}", id: "list-user-mutuals", tag: "Users",
+		role: tokens.RoleRead, status: http.StatusOK, projected: true,
+		summary: "List the users whom one user follows and who follow another",
 		description: fmt.Sprintf("Ordered like the user's following list, newest first. Reads a projection. If the user follows more "+
 			"than %[1]d users and the other has more than %[1]d followers, only the user's newest %[1]d are searched. The answer is "+
 			"then the beginning of the list, and `truncated` is true. It is also true if more than `limit` users match. The list "+

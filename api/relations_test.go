@@ -58,7 +58,7 @@ func TestManyPairsAndUsersAreAnsweredInTheirOrder(t *testing.T) {
 		t.Errorf("relations (-want +got):\n%s", diff)
 	}
 
-	a = reader.want(t, 200, "POST", "/v1/users:counts", `{"user_ids":["42","9","7","42"]}`)
+	a = reader.want(t, 200, "POST", "/v1/users:count", `{"user_ids":["42","9","7","42"]}`)
 	counts := func(user string, followers, following float64) any {
 		return map[string]any{"user_id": user, "followers": followers, "following": following}
 	}
@@ -67,7 +67,7 @@ func TestManyPairsAndUsersAreAnsweredInTheirOrder(t *testing.T) {
 		t.Errorf("counts (-want +got):\n%s", diff)
 	}
 
-	for path, body := range map[string]string{"/v1/follows:check": pairs(500), "/v1/users:counts": userIDs(500)} {
+	for path, body := range map[string]string{"/v1/follows:check": pairs(500), "/v1/users:count": userIDs(500)} {
 		if a := reader.want(t, 200, "POST", path, body); len(a.json["items"].([]any)) != 500 {
 			t.Errorf("%s: %d items, want 500", path, len(a.json["items"].([]any)))
 		}

@@ -7,10 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
-	"net/url"
-	"path"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -21,40 +18,6 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// verb is the end of paths like /v1/users/{id}:remove-edges.
-const verb = ":remove-edges"
-
-// verbMux registers such routes. The mux takes no text after a wildcard, so it gets the verb as a
-// segment of its own (verbURL).
-type verbMux struct{ *http.ServeMux }
-
-func (m verbMux) HandleFunc(pattern string, handle func(http.ResponseWriter, *http.Request)) {
-	m.ServeMux.HandleFunc(strings.Replace(pattern, "}"+verb, "}/"+verb, 1), handle)
-}
-
-// verbPattern returns a pattern of the mux as the document shows it.
-func verbPattern(pattern string) string { return strings.Replace(pattern, "}/"+verb, "}"+verb, 1) }
-
-// verbURL returns the URL as the mux expects it.
-func verbURL(u *url.URL) *url.URL {
-	if strings.Count(u.Path, "/") < 3 || !strings.HasSuffix(u.Path, verb) {
-		return u
-	}
-	out := *u
-	out.RawPath = strings.NewReplacer("%3A", ":", "%3a", ":").Replace(u.EscapedPath())
-	object, ok := strings.CutSuffix(out.RawPath, verb)
-	if !ok || strings.HasSuffix(object, "/") {
-		return u
-	}
-	end := "/" + verb
-	// Not an id. The mux would resolve it as a relative path; the colon prevents that.
-	if last := path.Base(strings.TrimSuffix(u.Path, verb)); last == "." || last == ".." {
-		end = ":/" + verb
-	}
-	out.Path, out.RawPath = strings.TrimSuffix(u.Path, verb)+end, object+end
-	return &out
-}
-
 // edgeRemovalOptions select the edges to remove.
 type edgeRemovalOptions struct {
 	Kinds     []string `json:"kinds,omitempty" nullable:"false" minItems:"1" doc:"Only these kinds. Default: every kind with such edges."`
@@ -64,7 +27,7 @@ type edgeRemovalOptions struct {
 // EdgeRemoval is the removal of all edges of an object, and its progress.
 type EdgeRemoval struct {
 	ID          string           `json:"id" format:"uuid" example:"0196b2d4-7c00-4000-8000-000000000001"`
-	State       string           `json:"state" enum:"pending,running,done" doc:"pending until the first edges are removed." example:"running"`
+	State       string           `json:"state" enum:"PENDING,RUNNING,DONE" doc:"PENDING until the first edges are removed." example:"RUNNING"`
 	Object      string           `json:"object" example:"user"`
 	ObjectID    event.ID         `json:"object_id" example:"42"`
 	Kinds       []string         `json:"kinds" nullable:"false" doc:"Ordered by name." example:"[\"follow\"]"`
@@ -78,9 +41,9 @@ type EdgeRemoval struct {
 
 // The states of a removal.
 const (
-	removalPending = "pending"
-	removalRunning = "running"
-	removalDone    = "done"
+	removalPending = "PENDING"
+	removalRunning = "RUNNING"
+	removalDone    = "DONE"
 )
 
 func removalOf(r store.Removal) EdgeRemoval {
@@ -142,15 +105,15 @@ func (s *server) removalRoutes() {
 		}
 		plural := s.kinds.Objects[object]
 		register(s, route{
-			method: http.MethodPost, path: "/v1/" + plural + "/{id}" + verb,
-			id:  "remove-" + strings.ReplaceAll(object, "_", "-") + "-edges",
-			tag: strings.ToUpper(plural[:1]) + plural[1:], role: tokens.RoleWrite, status: http.StatusAccepted,
+			method: http.MethodPost, path: "/v1/" + plural + "/{owner_id}:remove-edges",
+			id:  "remove-" + dashed(object) + "-edges",
+			tag: capital(plural), role: tokens.RoleWrite, status: http.StatusAccepted,
 			summary: "Remove all edges of " + a(object),
 			description: "Removes every edge that exists at the time of the answer, each with its own version and event. Location is the " +
 				"address of the progress. An edge created meanwhile may be removed or remain. A second request during the removal " +
 				"returns the same removal, which then also removes the edges that exist at that time.",
-			codes:  []string{codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType},
-			naming: &naming{texts: map[string]string{"id": "The " + object + "."}},
+			codes:  writing(),
+			naming: ownerNaming(object),
 			body: jsonBody(s.schema(camel(object)+"EdgeRemovalOptions", nil, edgeRemovalOptions{}, func(sc *huma.Schema) {
 				sc.Properties["kinds"].Items.Enum, sc.Properties["kinds"].Examples = names, []any{names[:1]}
 			}), false),

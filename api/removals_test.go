@@ -30,7 +30,7 @@ func TestAllEdgesOfAnObjectAreRemoved(t *testing.T) {
 	asked := f.want(t, 202, "POST", "/v1/users/7:remove-edges", "", "Tidings-Actor: officer",
 		"traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
 	location := asked.Header.Get("Location")
-	if location != "/v1/edge-removals/"+asked.text("id") || asked.text("state") != "pending" || asked.text("actor") != "officer" ||
+	if location != "/v1/edge-removals/"+asked.text("id") || asked.text("state") != "PENDING" || asked.text("actor") != "officer" ||
 		asked.text("object_id") != "7" || asked.text("object") != "user" {
 		t.Errorf("asked: %s, at %s", asked.body, location)
 	}
@@ -77,7 +77,7 @@ func TestAllEdgesOfAnObjectAreRemoved(t *testing.T) {
 		var a answer
 		testkit.Eventually(t, "the removal to end", func() (bool, error) {
 			a = reader.want(t, 200, "GET", path, "")
-			return a.text("state") == "done", nil
+			return a.text("state") == "DONE", nil
 		})
 		if diff := cmp.Diff(want, a.json["removed"]); diff != "" || a.text("finished_at") == "" {
 			t.Errorf("%s (-want +got):\n%s", a.body, diff)

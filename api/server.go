@@ -299,7 +299,7 @@ func (s *server) refuse(w http.ResponseWriter, r *http.Request, p *Problem) {
 // checkURL refuses paths that the mux would redirect, and queries that are ambiguous.
 func (s *server) checkURL(r *http.Request) *Problem {
 	if p := r.URL.Path; !strings.HasPrefix(p, "/") || strings.TrimSuffix(p, "/") != strings.TrimSuffix(path.Clean(p), "/") ||
-		strings.HasSuffix(p, "/"+verb) {
+		verbOf(p) != "" && strings.HasSuffix(p, "/"+verbOf(p)) {
 		return s.problems.problem(codeRouteUnknown, "the path is not canonical")
 	}
 	q, err := url.ParseQuery(r.URL.RawQuery)
@@ -430,6 +430,7 @@ func (r route) writes() bool { return r.method != http.MethodGet && r.role != to
 func register[I, O any](s *server, r route, handle func(ctx context.Context, in *I) (*O, error)) {
 	r.path = r.naming.path(r.path)
 	codes := append([]string{codeBadRequest, codeHeaderInvalid, codeUnauthenticated, codeRoleMissing, codeRateLimited, codeValidation,
+		codeRequestTooLarge, codeRequestTimeout, // also of a body that the operation does not expect: pass reads it
 		codeInternal, codeOverloaded, codeUnavailable}, r.codes...)
 	op := huma.Operation{
 		Method: r.method, Path: r.path, OperationID: r.id, Summary: r.naming.text(r.summary),

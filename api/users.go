@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"maps"
@@ -34,7 +35,7 @@ type EdgeList struct {
 
 // UserPath names a user.
 type UserPath struct {
-	ID id `path:"id" doc:"The user."`
+	ID id `path:"user_id" doc:"The user."`
 }
 
 // project reads a projection in one transaction of the tenant, on one snapshot, and returns the
@@ -112,24 +113,22 @@ func edgesOf(rows []followercounts.Edge) []Edge {
 func (s *server) countRoutes() {
 	for _, object := range slices.Sorted(maps.Keys(s.kinds.Objects)) {
 		var ends []counted
-		own := words{"get-" + dashed(object) + "-counts", "Count the edges of " + a(object),
-			fromAProjection + " An unknown object counts 0."}
+		summary := "Count the edges of " + a(object)
 		schema := camel(object) + "Counts"
 		for _, k := range s.kinds.AllEdges() {
-			w := wordsOf(k.Name)
 			if k.To == object {
 				ends = append(ends, counted{k, k.Reverse, func(c followercounts.Counts) int64 { return c.Incoming }})
 			}
 			if k.From == object {
 				ends = append(ends, counted{k, k.Forward, func(c followercounts.Counts) int64 { return c.Outgoing }})
 			}
-			if o, ok := w.operations["counts"]; ok && (k.To == object || k.From == object) {
-				own, schema = o, w.schemas["Counts"]
+			if k.To == object || k.From == object {
+				schema = cmp.Or(wordsOf(k.Name).schemas["Counts"], schema)
 			}
 		}
 		under := slices.DeleteFunc(s.kinds.AllChildren(), func(k kinds.Child) bool { return k.Parent != object })
 		if len(under) > 0 {
-			own.summary = "Count the edges and children of " + a(object)
+			summary = "Count the edges and children of " + a(object)
 		}
 		if len(ends)+len(under) == 0 {
 			continue
@@ -144,10 +143,10 @@ func (s *server) countRoutes() {
 			}
 		})
 		register(s, route{
-			method: http.MethodGet, path: "/v1/" + plural + "/{id}/counts", id: own.id, tag: capital(plural),
-			role: tokens.RoleRead, status: http.StatusOK,
-			summary: own.summary, description: own.description, projected: true, answer: answer,
-			naming: &naming{texts: map[string]string{"id": "The " + object + "."}},
+			method: http.MethodGet, path: "/v1/" + plural + "/{owner_id}/counts", id: "get-" + dashed(object) + "-counts",
+			tag: capital(plural), role: tokens.RoleRead, status: http.StatusOK,
+			summary: summary, description: fromAProjection + " An unknown " + object + " counts 0.", projected: true, answer: answer,
+			naming: ownerNaming(object),
 		}, func(ctx context.Context, in *ObjectPath) (*anyOutput, error) {
 			return s.counts(ctx, ends, under, in.ID.int64())
 		})

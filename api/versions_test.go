@@ -45,7 +45,7 @@ func TestVersionsSayWhoDidWhat(t *testing.T) {
 		t.Errorf("while it is visible (-want +got):\n%s", diff)
 	}
 	// A hidden comment is hidden at once, even if the archiver lags.
-	f.want(t, 200, "PUT", comment+"/moderation", `{"state":"hidden","reason":"spam"}`, "If-Match: *", "Tidings-Actor: mod")
+	f.want(t, 200, "PUT", comment+"/moderation", `{"state":"HIDDEN","reason":"spam"}`, "If-Match: *", "Tidings-Actor: mod")
 	if diff := cmp.Diff([]string{"2 LATEST <nil> <nil> <nil>", "1 ARCHIVED <nil> <nil> <nil>"}, read(plain, 2)); diff != "" {
 		t.Errorf("hidden, and not recorded yet (-want +got):\n%s", diff)
 	}
@@ -58,7 +58,7 @@ func TestVersionsSayWhoDidWhat(t *testing.T) {
 		read(f, 2)); diff != "" {
 		t.Errorf("hidden, to a moderator (-want +got):\n%s", diff)
 	}
-	f.want(t, 200, "PUT", comment+"/moderation", `{"state":"approved"}`, "If-Match: *", "Tidings-Actor: mod")
+	f.want(t, 200, "PUT", comment+"/moderation", `{"state":"APPROVED"}`, "If-Match: *", "Tidings-Actor: mod")
 	f.catchUp(t)
 	if diff := cmp.Diff(append([]string{"4 LATEST mod second <nil>", "3 ARCHIVED mod <nil> <nil>", "2 ARCHIVED leo second <nil>"}, seen[1]),
 		read(plain, 3)); diff != "" {

@@ -139,12 +139,6 @@ func (c Children[C, N, D, V]) Batch(ctx context.Context, ops iter.Seq[Operation[
 
 // encode writes an operation as JSON, and returns the path of its edge.
 func (k edgeKind) encode(w []byte, op string, from, to ID, attributes any, version int64) (_ []byte, subject string, err error) {
-	put, remove := k.words()
-	if op == "put" {
-		op = put
-	} else {
-		op = remove
-	}
 	w = fmt.Appendf(w, `{"op":%q,%q:"%d",%q:"%d"`, op, k.ends[0], from, k.ends[1], to)
 	if attributes != nil {
 		if w, err = member(w, "attributes", attributes); err != nil {

@@ -21,14 +21,9 @@ func (k childKind) under(object ID) string {
 
 func (k childKind) one(id string) string { return "/v1/" + k.plural + "/" + url.PathEscape(id) }
 
-// The routes of comments are older than kinds, so some have other paths.
+func (k childKind) summary(object ID) string { return k.under(object) + "/summary" }
 
-func (k childKind) summary(object ID) string {
-	if k.name == commentKind.name {
-		return "/v1/posts/" + object.String() + "/summary"
-	}
-	return k.under(object) + "/summary"
-}
+// The routes of comments are older than kinds, so some have other paths.
 
 func (k childKind) settings(object ID) string {
 	if k.name == commentKind.name {
@@ -46,7 +41,7 @@ func (k childKind) pending() string {
 
 // ChildState has the members that every child has beside its place and its content.
 type ChildState struct {
-	State     string    `json:"state"`   // visible, pending, hidden, removed, deleted or erased
+	State     string    `json:"state"`   // VISIBLE, PENDING, HIDDEN, REMOVED, DELETED or ERASED
 	Version   int64     `json:"version"` // rises by one with each change
 	CreatedAt time.Time `json:"created_at"`
 	UpdatedAt time.Time `json:"updated_at"`
@@ -293,7 +288,7 @@ func (t ThreadedChildren[C, N, D, V]) Replies(id string, opts ...Option) *List[C
 
 // Moderation is a moderator's decision.
 type Moderation struct {
-	State  string `json:"state"` // approved, hidden, removed, or pending (waits for a moderator)
+	State  string `json:"state"` // APPROVED, HIDDEN, REMOVED, or PENDING (waits for a moderator)
 	Reason string `json:"reason,omitempty"`
 }
 

@@ -116,7 +116,7 @@ const (
 	aLike = `{"user_id":"7","post_id":"42","status":"ACTIVE","version":3,"created_at":"2026-11-22T10:00:00.000000Z",` +
 		`"positioned_at":"2026-11-22T10:00:00.000000Z","updated_at":"2026-11-22T10:00:00.000000Z"}`
 	aComment = `{"comment_id":"0196b2d4-7c3e-7b6a-9d2f-1a2b3c4d5e6f","post_id":"5","author_id":"3","slug":"s","depth":1,"body":"Well ` +
-		`said.","state":"visible","version":3,"created_at":"2026-11-22T10:00:00.000000Z","updated_at":"2026-11-22T10:00:00.000000Z"}`
+		`said.","state":"VISIBLE","version":3,"created_at":"2026-11-22T10:00:00.000000Z","updated_at":"2026-11-22T10:00:00.000000Z"}`
 )
 
 // The client retries each temporary refusal after the time that the API asks for, with the same key
@@ -629,7 +629,7 @@ func TestASessionShowsItsWrites(t *testing.T) {
 	if _, err := s.Comments.Edit(t.Context(), comment, client.CommentEdit{Body: "y"}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Comments.Moderate(t.Context(), comment, client.Moderation{State: "hidden"}); err != nil {
+	if _, err := s.Comments.Moderate(t.Context(), comment, client.Moderation{State: "HIDDEN"}); err != nil {
 		t.Fatal(err)
 	}
 	want("t2", "t3", "t6")

@@ -150,7 +150,7 @@ func childMethods[C client.Versioned, N, D, V any](all map[string]method, name, 
 // methods has the method of every operation, by operationId.
 func methods() map[string]method {
 	all := make(map[string]method)
-	edgeMethods(all, "follow", "get-follow", "unfollow", "list-follow-versions", "follows",
+	edgeMethods(all, "put-follow", "get-follow", "remove-follow", "list-follow-versions", "follows",
 		func(c *client.Client) client.Edges[client.Follow, client.FollowRelation, client.FollowVersion] {
 			return c.Follows.Edges
 		})
@@ -183,10 +183,10 @@ func methods() map[string]method {
 		return m.Batch(ctx, slices.Values([]client.Operation[client.Membership]{m.PutWithOp(7, 42, owner).IfVersion(3),
 			m.RemoveOp(7, 42).IfAny()}), o...)
 	})
-	all["list-followers"] = listed(func(c *client.Client, o []client.Option) *client.List[client.UserEntry] {
+	all["list-user-followers"] = listed(func(c *client.Client, o []client.Option) *client.List[client.UserEntry] {
 		return c.Follows.Followers(7, o...)
 	})
-	all["list-following"] = listed(func(c *client.Client, o []client.Option) *client.List[client.UserEntry] {
+	all["list-user-following"] = listed(func(c *client.Client, o []client.Option) *client.List[client.UserEntry] {
 		return c.Follows.Following(7, o...)
 	})
 	all["list-post-likers"] = listed(func(c *client.Client, o []client.Option) *client.List[client.UserEntry] {
@@ -210,7 +210,7 @@ func methods() map[string]method {
 
 	at := client.ChildState{Version: 3}
 	comment := client.Comment{CommentID: exampleUUID, ChildState: at}
-	childMethods(all, "comment", "list-comment-versions", "list-users-comments",
+	childMethods(all, "comment", "list-comment-versions", "list-user-comments",
 		func(c *client.Client) client.Children[client.Comment, client.NewComment, client.CommentEdit, client.CommentVersion] {
 			return c.Comments.Children
 		},
@@ -228,16 +228,16 @@ func methods() map[string]method {
 		client.NewReview{AuthorID: 3, Body: "Good.", Attributes: client.ReviewAttributes{Rating: 5}},
 		client.Review{ReviewID: exampleUUID, ChildState: at},
 		client.ReviewEdit{Body: "Fine.", Attributes: &client.ReviewChanges{Rating: 4}})
-	all["list-replies"] = listed(func(c *client.Client, o []client.Option) *client.List[client.Comment] {
+	all["list-comment-replies"] = listed(func(c *client.Client, o []client.Option) *client.List[client.Comment] {
 		return c.Comments.Replies(exampleUUID, o...)
 	})
-	all["list-pending"] = listed(func(c *client.Client, o []client.Option) *client.List[client.Comment] {
+	all["list-pending-comments"] = listed(func(c *client.Client, o []client.Option) *client.List[client.Comment] {
 		return c.Comments.Pending(o...)
 	})
 	all["moderate-comment"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.Comment, error) {
-		return c.Comments.Moderate(ctx, comment, client.Moderation{State: "hidden", Reason: "off topic"}, o...)
+		return c.Comments.Moderate(ctx, comment, client.Moderation{State: "HIDDEN", Reason: "off topic"}, o...)
 	})
-	all["get-summary"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.CommentSummary, error) {
+	all["get-comment-summary"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.CommentSummary, error) {
 		return c.Comments.Summary(ctx, 5, o...)
 	})
 	all["get-message-summary"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.MessageSummary, error) {
@@ -246,7 +246,7 @@ func methods() map[string]method {
 	all["get-review-summary"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.ReviewSummary, error) {
 		return c.Reviews.Summary(ctx, 5, o...)
 	})
-	all["get-tree"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.CommentTree, error) {
+	all["get-comment-tree"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.CommentTree, error) {
 		return c.Comments.Tree(ctx, 5, o...)
 	})
 	all["get-comment-by-slug"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.CommentWithThread, error) {
@@ -263,7 +263,7 @@ func methods() map[string]method {
 		return c.Comments.SettingsVersions(5, o...)
 	})
 
-	all["get-counts"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.UserCounts, error) {
+	all["get-user-counts"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.UserCounts, error) {
 		return c.Users.Counts(ctx, 7, o...)
 	})
 	all["get-post-counts"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.PostCounts, error) {
@@ -279,10 +279,10 @@ func methods() map[string]method {
 		o []client.Option) (client.ConversationCounts, error) {
 		return c.Conversations.Counts(ctx, 7, o...)
 	})
-	all["get-many-counts"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) ([]client.FollowCounts, error) {
+	all["count-users"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) ([]client.FollowCounts, error) {
 		return c.Users.FollowCounts(ctx, []client.ID{7}, o...)
 	})
-	all["list-mutuals"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.Mutuals, error) {
+	all["list-user-mutuals"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.Mutuals, error) {
 		return c.Users.Mutuals(ctx, 7, 8, o...)
 	})
 	which := client.EdgesToRemove{Kinds: []string{"any"}, Direction: "both"}
@@ -325,7 +325,7 @@ func methods() map[string]method {
 	}
 
 	filter := client.DLQFilter{AggregateType: "follow", AggregateID: 7, EventType: "created", DeadBefore: time.Now(), DeadAfter: time.Now()}
-	all["list-dlq"] = listed(func(c *client.Client, o []client.Option) *client.List[client.DeadMessage] {
+	all["list-dlq-messages"] = listed(func(c *client.Client, o []client.Option) *client.List[client.DeadMessage] {
 		return c.DLQ.List(filter, o...)
 	})
 	all["get-dlq-message"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.DeadMessageFull, error) {
@@ -844,7 +844,7 @@ func TestDifferencesAreFound(t *testing.T) {
 	}
 	properties := func(d object, name string) object { return schema(d, name)["properties"].(object) }
 	operation := func(d object, path, verb string) object { return d["paths"].(object)[path].(object)[verb].(object) }
-	const likers, like, comments = "/v1/posts/{id}/likers", "/v1/likes/{user_id}/{post_id}", "/v1/posts/{post_id}/comments"
+	const likers, like, comments = "/v1/posts/{post_id}/likers", "/v1/likes/{user_id}/{post_id}", "/v1/posts/{post_id}/comments"
 	for what, change := range map[string]func(object){
 		"an operation without a method": func(d object) {
 			d["paths"].(object)["/v1/new"] = object{"get": object{"operationId": "get-new", "responses": object{}}}
@@ -891,7 +891,7 @@ func TestDifferencesAreFound(t *testing.T) {
 		"another type of a body":   func(d object) { properties(d, "EditInputBody")["body"] = object{"type": "integer"} },
 		"a member of an operation": func(d object) { properties(d, "LikeOperation")["color"] = object{"type": "string"} },
 		"an operation of a batch": func(d object) {
-			properties(d, "FollowOperation")["op"] = object{"type": "string", "enum": []any{"follow", "unfollow", "mute"}}
+			properties(d, "FollowOperation")["op"] = object{"type": "string", "enum": []any{"put", "remove", "mute"}}
 		},
 		"a member of a problem":          func(d object) { properties(d, "Problem")["trace"] = object{"type": "string"} },
 		"a member of a version":          func(d object) { properties(d, "ShareVersion")["why"] = object{"type": "string"} },

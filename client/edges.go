@@ -17,15 +17,6 @@ type edgeKind struct {
 	self             bool      // both ends are the same object
 }
 
-// words returns the names of the operations in a batch. Follows are older than kinds and have names
-// of their own.
-func (k edgeKind) words() (put, remove string) {
-	if k.name == followKind.name {
-		return "follow", "unfollow"
-	}
-	return "put", "remove"
-}
-
 func (k edgeKind) path(from, to ID) string {
 	return "/v1/" + k.plural + "/" + from.String() + "/" + to.String()
 }

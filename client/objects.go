@@ -44,7 +44,7 @@ type EdgeRemoval struct {
 	ObjectID    ID               `json:"object_id"`
 	Kinds       []string         `json:"kinds"`
 	Direction   string           `json:"direction"`
-	State       string           `json:"state"`   // pending, running or done
+	State       string           `json:"state"`   // PENDING, RUNNING or DONE
 	Removed     map[string]int64 `json:"removed"` // by kind
 	Actor       string           `json:"actor"`
 	RequestedAt time.Time        `json:"requested_at"`
@@ -173,7 +173,7 @@ func (u Users) FollowCounts(ctx context.Context, users []ID, opts ...Option) ([]
 		Users []ID `json:"user_ids"`
 	}{users}
 	all, err := fetch[several[FollowCounts]](ctx, u.core,
-		newCall(http.MethodPost, "/v1/users:counts", opts).json(body).projected().repeatable(), nil)
+		newCall(http.MethodPost, "/v1/users:count", opts).json(body).projected().repeatable(), nil)
 	return all.Items, err
 }
 
@@ -337,5 +337,5 @@ func (d DLQ) act(ctx context.Context, id ID, action, reason string, opts []Optio
 	body := struct {
 		Reason string `json:"reason,omitempty"`
 	}{reason}
-	return fetch[DLQAction](ctx, d.core, newCall(http.MethodPost, dlqPath+"/"+id.String()+"/"+action, opts).json(body), nil)
+	return fetch[DLQAction](ctx, d.core, newCall(http.MethodPost, dlqPath+"/"+id.String()+":"+action, opts).json(body), nil)
 }

@@ -187,6 +187,9 @@ func (r *rollout) begun(who string, of release) *process {
 	p := r.by(of).launch(who)
 	r.ready(who+" of the release "+of.name, p)
 	r.running[who] = append(r.running[who], p)
+	if p.api != "" && of.name == r.before.name {
+		r.balancer.transport.add(p.api)
+	}
 	if p.api != "" {
 		r.balancer.add(p.api)
 	}

@@ -19,7 +19,7 @@ import (
 
 // balancer sends requests to the APIs in turn, and counts the answers.
 type balancer struct {
-	transport *http.Transport
+	transport *earlierNames
 	mu        sync.Mutex
 	apis      []string
 	turn      int
@@ -30,7 +30,8 @@ type balancer struct {
 }
 
 func newBalancer() *balancer {
-	return &balancer{transport: &http.Transport{MaxIdleConnsPerHost: 64}, open: map[string]int{}, answers: map[string]int{},
+	return &balancer{transport: &earlierNames{RoundTripper: &http.Transport{MaxIdleConnsPerHost: 64},
+		apis: map[string]bool{}}, open: map[string]int{}, answers: map[string]int{},
 		failures: map[string]int{}}
 }
 
@@ -218,7 +219,7 @@ func (p *person) write(ctx context.Context) error {
 		object, child.Attributes = p.objects, map[string]any{"rating": 1 + p.rng.IntN(5)}
 	case "comment":
 		for _, id := range p.ids {
-			if was := p.children[id]; p.kinds[id] == kind && was.State == "visible" && p.rng.IntN(2) == 0 {
+			if was := p.children[id]; p.kinds[id] == kind && was.State == "VISIBLE" && p.rng.IntN(2) == 0 {
 				object, child.ParentID = was.Object, id
 				break
 			}
@@ -241,12 +242,12 @@ func (p *person) seen(ctx context.Context, kind string, c client.Child) error {
 	}
 	i := slices.IndexFunc(page.Items, func(o client.Child) bool { return o.ID == c.ID })
 	switch {
-	case c.State == "visible" && i < 0 && len(page.Items) < 200:
+	case c.State == "VISIBLE" && i < 0 && len(page.Items) < 200:
 		return fmt.Errorf("the list of %d lacks the %s %s", c.Object, kind, c.ID)
-	case c.State == "visible" && i >= 0 && (page.Items[i].Body != c.Body || page.Items[i].Version != c.Version):
+	case c.State == "VISIBLE" && i >= 0 && (page.Items[i].Body != c.Body || page.Items[i].Version != c.Version):
 		return fmt.Errorf("the list has the %s %s as %q, version %d; the API answered %q, version %d", kind, c.ID, page.Items[i].Body,
 			page.Items[i].Version, c.Body, c.Version)
-	case c.State != "visible" && i >= 0 && page.Items[i].State == "visible":
+	case c.State != "VISIBLE" && i >= 0 && page.Items[i].State == "VISIBLE":
 		return fmt.Errorf("the list has the %s %s as visible, but its state is %s", kind, c.ID, c.State)
 	}
 	return nil
@@ -262,13 +263,13 @@ func (p *person) change(ctx context.Context) error {
 	switch n := p.rng.IntN(4); {
 	case n == 0:
 		if err = children.Delete(ctx, was); err == nil {
-			was.State, was.Body = "deleted", ""
+			was.State, was.Body = "DELETED", ""
 			was.Version++
 			p.ids = slices.Delete(p.ids, i, i+1)
 		}
 	case n == 1 && kind == "comment":
-		state := []string{"approved", "hidden", "removed"}[p.rng.IntN(3)]
-		if was, err = children.Moderate(ctx, was, client.Moderation{State: state}); state != "approved" {
+		state := []string{"APPROVED", "HIDDEN", "REMOVED"}[p.rng.IntN(3)]
+		if was, err = children.Moderate(ctx, was, client.Moderation{State: state}); state != "APPROVED" {
 			p.ids = slices.Delete(p.ids, i, i+1)
 		}
 	default:
@@ -306,10 +307,10 @@ func (p *person) equal(ctx context.Context, c *client.Client) error {
 	}
 	for id, was := range p.children {
 		is, err := c.Children(p.kinds[id]).Get(ctx, id)
-		if err != nil && !(client.IsGone(err) && was.State != "visible") {
+		if err != nil && !(client.IsGone(err) && was.State != "VISIBLE") {
 			return fmt.Errorf("get the %s %s: %w", p.kinds[id], id, err)
 		}
-		if err == nil && (is.State != was.State || is.Version != was.Version || was.State == "visible" && is.Body != was.Body) {
+		if err == nil && (is.State != was.State || is.Version != was.Version || was.State == "VISIBLE" && is.Body != was.Body) {
 			return fmt.Errorf("the %s %s is %+v, but the API answered %+v", p.kinds[id], id, is, was)
 		}
 	}

@@ -123,7 +123,7 @@ func (r *rollout) upgradeAPI(token string) {
 // direct returns a client of one API, without the balancer.
 func (r *rollout) direct(api, token string) *client.Client {
 	r.t.Helper()
-	c, err := client.New("http://"+api, client.WithToken(token), client.WithHTTPClient(r.client))
+	c, err := client.New("http://"+api, client.WithToken(token), client.WithHTTPClient(&http.Client{Transport: r.balancer.transport}))
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -223,7 +223,7 @@ func (r *rollout) compareDocuments(before, after string) {
 		}
 		return doc
 	}
-	for _, broken := range brokenPromises(get(before, "/v1/openapi.json"), get(after, "/v1/openapi.json")) {
+	for _, broken := range brokenPromises(renamed(get(before, "/v1/openapi.json")), get(after, "/v1/openapi.json")) {
 		r.t.Errorf("OpenAPI: %s", broken)
 	}
 	for _, broken := range goneFrom("#", get(before, "/v1/asyncapi.json"), get(after, "/v1/asyncapi.json")) {

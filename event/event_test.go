@@ -263,7 +263,7 @@ func TestIDs(t *testing.T) {
 func TestVisibleIsOneRule(t *testing.T) {
 	for _, author := range []string{AuthorActive, AuthorDeleted, AuthorErased} {
 		for _, moderation := range []string{ModerationNone, ModerationPending, ModerationApproved, ModerationHidden, ModerationRemoved} {
-			if got, want := Visible(author, moderation), State(author, moderation) == "visible"; got != want {
+			if got, want := Visible(author, moderation), State(author, moderation) == StateVisible; got != want {
 				t.Errorf("%s, %s: visible is %t, state %s", author, moderation, got, State(author, moderation))
 			}
 		}

@@ -221,8 +221,17 @@ func BodyTravels(authorState, moderationState string) bool {
 	return Visible(authorState, moderationState) || authorState == AuthorActive && moderationState == ModerationPending
 }
 
-// State returns the comment's state in one word, as the API shows it: visible, pending, hidden,
-// removed, deleted or erased.
+// The states of a child as readers see them: one word for both axes.
+const (
+	StateVisible = "VISIBLE"
+	StatePending = "PENDING"
+	StateHidden  = "HIDDEN"
+	StateRemoved = "REMOVED"
+	StateDeleted = "DELETED"
+	StateErased  = "ERASED"
+)
+
+// State returns the comment's state in one word, as the API shows it.
 func (c Comment) State() string { return State(c.AuthorState, c.ModerationState) }
 
 // State returns the one word for a pair of states. The author's deletion hides any moderation
@@ -230,17 +239,17 @@ func (c Comment) State() string { return State(c.AuthorState, c.ModerationState)
 func State(authorState, moderationState string) string {
 	switch {
 	case authorState == AuthorErased:
-		return "erased"
+		return StateErased
 	case authorState == AuthorDeleted:
-		return "deleted"
+		return StateDeleted
 	case moderationState == ModerationPending:
-		return "pending"
+		return StatePending
 	case moderationState == ModerationHidden:
-		return "hidden"
+		return StateHidden
 	case moderationState == ModerationRemoved:
-		return "removed"
+		return StateRemoved
 	}
-	return "visible"
+	return StateVisible
 }
 
 // Thread is the payload of thread events: the settings of the children of a kind under one object.

@@ -25,7 +25,7 @@ type Edge struct {
 	From   string    `yaml:"from,omitempty" json:"from"` // an object; its id orders and pages the reverse list
 	To     string    `yaml:"to,omitempty" json:"to"`     // an object; its id is the aggregate id of the events
 	Ends   [2]string `yaml:"ends,flow" json:"ends"`
-	// the name of an origin's list: GET /v1/{from's plural}/{id}/{forward}
+	// the name of an origin's list: GET /v1/{from's plural}/{from_id}/{forward}
 	Forward string `yaml:"forward,omitempty" json:"forward"`
 	Reverse string `yaml:"reverse,omitempty" json:"reverse"` // the name of a target's list
 	// whether an object may have an edge to itself; see NoSelf

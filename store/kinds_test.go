@@ -144,7 +144,7 @@ func TestAChildOfEveryKindIsWrittenReadAndErased(t *testing.T) {
 		}
 		n, err := New(f.db.Pool(t, postgres.RoleSystem), nil).EraseChildren(ctx, 1, f.k, []string{c.ID}, false, tester, (&free{}).Fence)
 		got, err2 := f.GetChild(ctx, 1, f.k, c.ID)
-		if n != 1 || err != nil || err2 != nil || got.State() != "erased" || got.Body != "" || got.Attributes != nil {
+		if n != 1 || err != nil || err2 != nil || got.State() != "ERASED" || got.Body != "" || got.Attributes != nil {
 			t.Errorf("erased %d: %+v, %v", n, got, errors.Join(err, err2))
 		}
 		if _, err := f.GetChild(ctx, 2, f.k, c.ID); !errors.Is(err, ErrNotFound) {

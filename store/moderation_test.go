@@ -27,7 +27,7 @@ func TestModeration(t *testing.T) {
 	f := open(t)
 	c := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "words"})
 	hidden := f.moderation(t, c.ID, 1, event.ModerationHidden, "spam")
-	if !hidden.Changed || hidden.Child.State() != "hidden" || hidden.Child.Version != 2 || hidden.Child.Path != c.Path {
+	if !hidden.Changed || hidden.Child.State() != "HIDDEN" || hidden.Child.Version != 2 || hidden.Child.Path != c.Path {
 		t.Errorf("hide: %+v", hidden)
 	}
 	if again := f.moderation(t, c.ID, 2, event.ModerationHidden, "another reason"); again.Err != nil || again.Changed ||
@@ -46,15 +46,15 @@ func TestModeration(t *testing.T) {
 		t.Errorf("approve: %+v", back)
 	}
 	f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 2, Body: "reply", ReplyTo: c.ID})
-	if out := f.moderation(t, c.ID, store.AnyVersion, event.ModerationRemoved, "law"); !out.Changed || out.Child.State() != "removed" {
+	if out := f.moderation(t, c.ID, store.AnyVersion, event.ModerationRemoved, "law"); !out.Changed || out.Child.State() != "REMOVED" {
 		t.Errorf("remove: %+v", out)
 	}
-	if out := f.delete(t, c.ID, 4); !out.Changed || out.Child.State() != "deleted" || out.Child.ModerationState != event.ModerationRemoved {
+	if out := f.delete(t, c.ID, 4); !out.Changed || out.Child.State() != "DELETED" || out.Child.ModerationState != event.ModerationRemoved {
 		t.Errorf("its author's deletion: %+v", out)
 	}
 	var wrong *store.StateError
 	for _, state := range []string{event.ModerationApproved, event.ModerationHidden, event.ModerationRemoved} {
-		if out := f.moderation(t, c.ID, 5, state, ""); !errors.As(out.Err, &wrong) || wrong.Current.State() != "deleted" {
+		if out := f.moderation(t, c.ID, 5, state, ""); !errors.As(out.Err, &wrong) || wrong.Current.State() != "DELETED" {
 			t.Errorf("%s of a deleted comment: %+v", state, out)
 		}
 	}
@@ -81,7 +81,7 @@ func TestModeration(t *testing.T) {
 		t.Errorf("approve a waiting comment: %+v", out)
 	}
 	if out := f.moderation(t, waiting.ID, 2, event.ModerationPending, "a rule reports it"); !out.Changed ||
-		out.Child.State() != "pending" || out.Child.Body != "let me in" {
+		out.Child.State() != "PENDING" || out.Child.Body != "let me in" {
 		t.Errorf("report a visible comment: %+v", out)
 	}
 
@@ -296,7 +296,7 @@ func TestConcurrentChangesOfOneCommentMakeOneEventEach(t *testing.T) {
 		}
 		wg.Wait()
 		got, err := f.GetChild(t.Context(), tenant, commentKind, c.ID)
-		if err != nil || got.Version != 1+changes.Load() || got.State() != "deleted" {
+		if err != nil || got.Version != 1+changes.Load() || got.State() != "DELETED" {
 			t.Errorf("after %d changes: %+v, %v", changes.Load(), got, err)
 		}
 	}
@@ -413,7 +413,7 @@ func TestAWriteWhoseCommitGotNoAnswerIsFoundOutAndSafeToRepeat(t *testing.T) {
 	if out, err := moderate(); err != nil || !out[0].Changed || armed.Load() {
 		t.Errorf("moderate: %+v, %v: want the committed state", out, err)
 	}
-	if out, err := moderate(); err != nil || !errors.As(out[0].Err, &stale) || stale.Current.State() != "hidden" {
+	if out, err := moderate(); err != nil || !errors.As(out[0].Err, &stale) || stale.Current.State() != "HIDDEN" {
 		t.Errorf("moderate again: %+v, %v: want the version of the first write", out, err)
 	}
 	var staleThread *store.StaleThreadError

@@ -327,7 +327,7 @@ func TestCommentIsCreatedWithItsPlaceAndItsEvent(t *testing.T) {
 	if !strings.HasPrefix(first.Path, micros) {
 		t.Errorf("path %q does not begin with the time %s", first.Path, micros)
 	}
-	if !reply.CreatedAt.After(first.CreatedAt.Time) || first.Body != "hello" || first.Version != 1 || first.State() != "visible" ||
+	if !reply.CreatedAt.After(first.CreatedAt.Time) || first.Body != "hello" || first.Version != 1 || first.State() != "VISIBLE" ||
 		first.UpdatedAt != first.CreatedAt {
 		t.Errorf("first %+v, reply %+v", first, reply)
 	}
@@ -407,7 +407,7 @@ func TestCreateRefusals(t *testing.T) {
 	if err := f.system.QueryRow(ctx, `SELECT count(*) FROM child_keys`).Scan(&keys); err != nil || keys != 0 {
 		t.Errorf("%d keys are taken, %v: refused creates take none", keys, err)
 	}
-	if c := f.mustCreate(t, store.NewChild{Object: 3, AuthorID: 1, Body: "x"}); c.State() != "pending" {
+	if c := f.mustCreate(t, store.NewChild{Object: 3, AuthorID: 1, Body: "x"}); c.State() != "PENDING" {
 		t.Errorf("in a premoderated thread: %s, want pending", c.State())
 	}
 	if c := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1,
@@ -586,7 +586,7 @@ func TestDelete(t *testing.T) {
 		t.Errorf("delete at a stale version: %+v", out)
 	}
 	gone := f.delete(t, c.ID, 1)
-	if !gone.Changed || gone.Child.Version != 2 || gone.Child.State() != "deleted" {
+	if !gone.Changed || gone.Child.Version != 2 || gone.Child.State() != "DELETED" {
 		t.Errorf("delete: %+v", gone)
 	}
 	var wrong *store.StateError

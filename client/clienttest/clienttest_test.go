@@ -253,8 +253,8 @@ func TestAnyKindIsCalledByItsName(t *testing.T) {
 	if v, err := tips.SettingsVersions(5).First(ctx); err != nil || len(v.Items) != 2 || !v.Items[1].Settings.Premoderated {
 		t.Errorf("%+v, %v", v, err)
 	}
-	if hidden, err := tips.Moderate(ctx, tip, client.Moderation{State: "hidden"}); err != nil ||
-		hidden.State != "hidden" || hidden.AuthorID != 0 {
+	if hidden, err := tips.Moderate(ctx, tip, client.Moderation{State: "HIDDEN"}); err != nil ||
+		hidden.State != "HIDDEN" || hidden.AuthorID != 0 {
 		t.Errorf("%+v, %v", hidden, err)
 	}
 	counts, err := c.Objects("place").Counts(ctx, 5)
@@ -402,7 +402,7 @@ func TestTheBuiltInKinds(t *testing.T) {
 	}
 	batchOfManyRequests(t, s)
 	removal, err := s.Users.RemoveEdges(ctx, 7, client.EdgesToRemove{Kinds: []string{"membership"}})
-	for err == nil && removal.State != "done" {
+	for err == nil && removal.State != "DONE" {
 		removal, err = s.EdgeRemoval(ctx, removal.ID)
 	}
 	if err != nil || removal.Removed["membership"] != 1 || removal.Actor != "alice" {

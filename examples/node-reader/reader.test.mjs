@@ -47,19 +47,19 @@ async function write(op, first, count) {
 test('the reader sees every event, in the order of each follow, over stops and resizes', async () => {
   const events = [];
   let reader = startReader(events);
-  await write('follow', 1000, 300);
+  await write('put', 1000, 300);
   await reader.has(300);
   await reader.stop();
 
-  await write('unfollow', 1000, 300); // the reader does not subscribe to these
-  await write('follow', 1000, 300);
+  await write('remove', 1000, 300); // the reader does not subscribe to these
+  await write('put', 1000, 300);
   await promisify(execFile)(binary, ['partitions', 'resize', '--to', '4', '--yes', '--data', dev.dir]);
-  await write('unfollow', 1000, 300);
-  await write('follow', 1000, 300);
+  await write('remove', 1000, 300);
+  await write('put', 1000, 300);
   reader = startReader(events);
   await reader.has(600);
   await promisify(execFile)(binary, ['partitions', 'resize', '--to', '1', '--yes', '--data', dev.dir]);
-  await write('follow', 2000, 10);
+  await write('put', 2000, 10);
   await reader.has(910);
   await reader.stop();
 

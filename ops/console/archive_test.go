@@ -54,7 +54,7 @@ func TestAPersonIsErasedWithAScanAsItsProof(t *testing.T) {
 	list := page(t, ada, "/console/erasure")
 	ada.act(list.link("Scan"), "tenant", "7", "author", "41").says("done", "Nothing was changed. Found: ", "children 1",
 		"threadcache 1", "archiver 1")
-	if got := d.states(t, d.write(t, 5, 41, "later words of 41")...); got[0] != "visible 1" {
+	if got := d.states(t, d.write(t, 5, 41, "later words of 41")...); got[0] != "VISIBLE 1" {
 		t.Errorf("a scan changed %v", got)
 	}
 	d.deliver(t)

@@ -305,7 +305,7 @@ func (c *Console) inspectChild(ctx context.Context, v *view, p *inspectPage, k k
 	return c.versions(ctx, p, func(tx pgx.Tx) error {
 		all, err := history.Children(k).Recent(ctx, tx, p.Tenant, versioned.Key{id}, math.MaxInt64, inspectVersions+1)
 		for _, v := range all {
-			p.version(v.Metadata, v.Object.Version, v.Object.State(), v.Object.Reason)
+			p.version(v.Metadata, v.Object.Version, strings.ToLower(v.Object.State()), v.Object.Reason)
 		}
 		return err
 	})

@@ -102,7 +102,7 @@ func TestTheQueueIsWorkedByKeys(t *testing.T) {
 	b.keys("d")
 	says("Removed 1 comment")
 	got := strings.Join(d.states(t, ids...), ", ")
-	if want := "removed 4, pending 3, pending 3, pending 2, visible 1"; got != want {
+	if want := "REMOVED 4, PENDING 3, PENDING 3, PENDING 2, VISIBLE 1"; got != want {
 		t.Errorf("the comments are %s, want %s", got, want)
 	}
 	b.keys("r")
@@ -143,7 +143,7 @@ func TestADecisionOfEachSortInTheBrowser(t *testing.T) {
 		b.click("Change settings")
 		b.run(chromedp.Click(chromedp.CSS(`input[value=locked]`)), chromedp.SendKeys(chromedp.CSS("#reason"), "enough"),
 			chromedp.Submit(chromedp.CSS("#reason")), chromedp.WaitVisible(chromedp.CSS("#outcome .badge.ok")))
-		if got, want := strings.Join(d.states(t, ids...), ", "), "visible 2, visible 2, visible 2, removed 3, visible 2"; got != want {
+		if got, want := strings.Join(d.states(t, ids...), ", "), "VISIBLE 2, VISIBLE 2, VISIBLE 2, REMOVED 3, VISIBLE 2"; got != want {
 			t.Errorf("%s: the comments are %s, want %s", l, got, want)
 		}
 		if s, err := d.store.GetThread(t.Context(), tenant, comment, 6); err != nil || !s.Locked {

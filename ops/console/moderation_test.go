@@ -172,7 +172,7 @@ func TestModeratorsDecideOnWhatWaits(t *testing.T) {
 	page(t, max, "/console/moderation-threads").says("5", "2", "Rules", "premoderated")
 	page(t, max, "/console/decisions").says("max", "pending", "removed", "spam", "spam-rule", "links: 9", "undo")
 	if got, want := d.states(t, append(held, seen...)...),
-		[]string{"pending 3", "visible 2", "pending 1", "removed 3", "visible 1"}; !slices.Equal(got, want) {
+		[]string{"PENDING 3", "VISIBLE 2", "PENDING 1", "REMOVED 3", "VISIBLE 1"}; !slices.Equal(got, want) {
 		t.Errorf("states %v, want %v", got, want)
 	}
 	if n := woken.Load(); n < 3 {
@@ -221,7 +221,7 @@ func TestModeratorsDecideOnAllOfAnAuthorInSlices(t *testing.T) {
 		WHERE moderation_state = 'REMOVED' AND version = 2`).Scan(&removed); err != nil || removed != 450 {
 		t.Errorf("%d removed, %v", removed, err)
 	}
-	if got := d.states(t, kept[0], late[0]); !slices.Equal(got, []string{"pending 1", "pending 1"}) {
+	if got := d.states(t, kept[0], late[0]); !slices.Equal(got, []string{"PENDING 1", "PENDING 1"}) {
 		t.Errorf("the others are %v", got)
 	}
 	events := 0
@@ -279,7 +279,7 @@ func TestThreadSwitchesAndRolesOfModeration(t *testing.T) {
 			t.Errorf("%s: %d", query, a.status)
 		}
 	}
-	if got := d.states(t, id); got[0] != "pending 2" {
+	if got := d.states(t, id); got[0] != "PENDING 2" {
 		t.Errorf("the comment is %v", got)
 	}
 }

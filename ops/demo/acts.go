@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 
 	"github.com/tidings/tidings/client"
 )
@@ -137,7 +138,7 @@ func (s *Site) write(k childKind) act {
 			}
 			s.change(func() {
 				if lured {
-					s.due = append(s.due, s.decide(k, c, client.Moderation{State: "hidden",
+					s.due = append(s.due, s.decide(k, c, client.Moderation{State: "HIDDEN",
 						Reason: "rule links: a link in a text by a stranger"}, ruleActor))
 					return
 				}
@@ -170,7 +171,8 @@ func (s *Site) withdraw(k childKind) (act, bool) {
 
 // decide records the decision of a moderator or a rule about a child.
 func (s *Site) decide(k childKind, c client.Child, m client.Moderation, by string) act {
-	return act{k.Name + " " + m.State, fmt.Sprintf("%s: %s %s: %s", by, k.Name, m.State, short(c.Body)), func(ctx context.Context) error {
+	did := strings.ToLower(m.State)
+	return act{k.Name + " " + did, fmt.Sprintf("%s: %s %s: %s", by, k.Name, did, short(c.Body)), func(ctx context.Context) error {
 		now, err := s.client.Children(k.Name).Moderate(ctx, c, m, client.Actor(by))
 		if err == nil && now.State == visible {
 			s.change(func() { s.keep(k.Name, now) })
@@ -182,9 +184,9 @@ func (s *Site) decide(k childKind, c client.Child, m client.Moderation, by strin
 // censor has a moderator hide or remove a visible child.
 func (s *Site) censor(k childKind) (act, bool) {
 	c, ok := s.take(k.Name)
-	m := client.Moderation{State: "hidden", Reason: one(s.rnd, whyHidden)}
+	m := client.Moderation{State: "HIDDEN", Reason: one(s.rnd, whyHidden)}
 	if s.rnd.Float64() < 0.3 {
-		m = client.Moderation{State: "removed", Reason: one(s.rnd, whyRemoved)}
+		m = client.Moderation{State: "REMOVED", Reason: one(s.rnd, whyRemoved)}
 	}
 	return s.decide(k, c, m, one(s.rnd, moderators)), ok
 }
@@ -193,12 +195,12 @@ func (s *Site) censor(k childKind) (act, bool) {
 // queue, for the console to show.
 func (s *Site) queue(k childKind) act {
 	by, u := one(s.rnd, moderators), s.rnd.Float64()
-	m := client.Moderation{State: "approved"}
+	m := client.Moderation{State: "APPROVED"}
 	switch {
 	case u < 0.1:
-		m = client.Moderation{State: "removed", Reason: one(s.rnd, whyRemoved)}
+		m = client.Moderation{State: "REMOVED", Reason: one(s.rnd, whyRemoved)}
 	case u < 0.3:
-		m = client.Moderation{State: "hidden", Reason: one(s.rnd, whyHidden)}
+		m = client.Moderation{State: "HIDDEN", Reason: one(s.rnd, whyHidden)}
 	}
 	return act{do: func(ctx context.Context) error {
 		page, err := s.client.Children(k.Name).Pending(client.PageSize(queueKept + 1)).First(ctx)

@@ -10,7 +10,7 @@ import (
 
 const (
 	user     = "user"    // the object that acts
-	visible  = "visible" // the state of a child that all readers see
+	visible  = "VISIBLE" // the state of a child that all readers see
 	maxDepth = 40        // nested answers; the API accepts 64
 )
 

@@ -189,17 +189,17 @@ func (t *Children) changes(i int) (all []change) {
 	}
 	switch u := rnd.Float64(); {
 	case late && u < 0.75:
-		moderate("approved", "")
+		moderate("APPROVED", "")
 	case late && u < 0.85:
-		moderate("hidden", "off topic")
+		moderate("HIDDEN", "off topic")
 	case late: // it continues to wait
 	case u < 0.02:
-		moderate("hidden", "spam")
+		moderate("HIDDEN", "spam")
 	case u < 0.025:
-		moderate("removed", "against the rules")
+		moderate("REMOVED", "against the rules")
 	case u < 0.035:
-		moderate("hidden", "reported")
-		moderate("approved", "the report was wrong")
+		moderate("HIDDEN", "reported")
+		moderate("APPROVED", "the report was wrong")
 	}
 	if rnd.Float64() < 0.04 {
 		all = append(all, change{http.MethodDelete, "", nil})

@@ -4,7 +4,7 @@
 //	edge list (plain or gzip) ─ Read ─┐
 //	                                  ├─▶ Run ───────────┐
 //	spec, seed ───────────── Generate ┘                  ├─ N workers ─▶ PUT /v1/{plural}/{from}/{to},
-//	spec, seed ──── GenerateChildren ──────▶ RunChildren ┘    │               POST /v1/{parents}/{id}/{plural}, ...
+//	spec, seed ──── GenerateChildren ──────▶ RunChildren ┘    │               POST /v1/{parents}/{parent_id}/{plural}, ...
 //	                                                         └ retries: connection errors, 5xx, 429
 //
 // A load may run twice, and resumes after the server or the loader was killed. The API does not

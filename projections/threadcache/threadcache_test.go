@@ -340,7 +340,7 @@ func (m *model) compareModerated(ctx context.Context, tx pgx.Tx, limit int) erro
 		}
 	}
 	var want []Waiting
-	if waiting := m.chronological(func(c event.Child) bool { return c.State() == "pending" }); len(waiting) > 0 {
+	if waiting := m.chronological(func(c event.Child) bool { return c.State() == "PENDING" }); len(waiting) > 0 {
 		want = []Waiting{{5, len(waiting), waiting[0].CreatedAt.Time,
 			Settings{m.settings.Locked, m.settings.Premoderate, m.settings.Title, m.settings.Version}}}
 	}

@@ -14,7 +14,7 @@ type ItemOf<P extends ListPage> = P['items'] extends readonly (infer I)[] | null
 /**
  * The pages of a list. To resume later, keep a page's `next` and send it as `query.cursor`.
  *
- *     for await (const page of pages((r) => tidings.listFollowers(r), { path: { id: '42' } })) save(page.items, page.next);
+ *     for await (const page of pages((r) => tidings.listUserFollowers(r), { path: { user_id: '42' } })) save(page.items, page.next);
  */
 export async function* pages<const R extends object, P extends ListPage>(
   list: (request: R) => Promise<P>,

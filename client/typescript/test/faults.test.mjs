@@ -33,7 +33,7 @@ const problem = (status, code, headers) => [status, { type: `/docs#${code}`, tit
 const hangUp = (response) => response.destroy();
 const comment = { comment_id: 'c', post_id: '5', version: 3 };
 const create = { path: { post_id: '5' }, body: { author_id: '3', body: 'Hello' } };
-const edit = { path: { id: 'c' }, body: { body: 'Hello' }, headers: { 'If-Match': '"3"' } };
+const edit = { path: { comment_id: 'c' }, body: { body: 'Hello' }, headers: { 'If-Match': '"3"' } };
 
 test('a create is sent again with its key, no sooner than Retry-After says', async (t) => {
   const { tidings, requests } = await script(t, [problem(503, 'overloaded', { 'Retry-After': '1' }), hangUp, [201, comment]]);
@@ -60,11 +60,11 @@ test('what may be repeated is, after a lost connection, an answer cut off, and u
   };
   const { tidings, requests } = await script(t, [
     hangUp, cut, [200, { followers: 1 }], problem(503, 'unavailable'), [204],
-    hangUp, [202, { state: 'pending' }], hangUp, [200, { items: [] }],
+    hangUp, [202, { state: 'PENDING' }], hangUp, [200, { items: [] }],
   ]);
-  assert.equal((await tidings.getCounts({ path: { id: '1' } })).followers, 1);
-  await tidings.unfollow({ path: { follower_id: '1', followee_id: '2' } });
-  await tidings.removeUserEdges({ path: { id: '1' }, body: {} });
+  assert.equal((await tidings.getUserCounts({ path: { user_id: '1' } })).followers, 1);
+  await tidings.removeFollow({ path: { follower_id: '1', followee_id: '2' } });
+  await tidings.removeUserEdges({ path: { user_id: '1' }, body: {} });
   await tidings.checkFollows({ body: { pairs: [] } });
   assert.equal(requests.length, 9);
   assert.equal(requests[5].url, '/v1/users/1:remove-edges');
@@ -75,9 +75,9 @@ test('what may not be repeated is not: its outcome is unknown', async (t) => {
   const { tidings, requests } = await script(t, [hangUp, problem(503, 'unavailable'), proxy, hangUp]);
   await assert.rejects(tidings.editComment(edit), TypeError);
   await assert.rejects(tidings.editComment(edit), (e) => isProblem(e, 'unavailable'));
-  await assert.rejects(tidings.deleteComment({ path: { id: 'c' }, headers: { 'If-Match': '*' } }), (e) =>
+  await assert.rejects(tidings.deleteComment({ path: { comment_id: 'c' }, headers: { 'If-Match': '*' } }), (e) =>
     isProblem(e) && e.code === '' && e.status === 503);
-  await assert.rejects(tidings.retryDlqMessage({ path: { id: '9' }, body: { reason: 'repaired' } }), TypeError);
+  await assert.rejects(tidings.retryDlqMessage({ path: { message_id: '9' }, body: { reason: 'repaired' } }), TypeError);
   assert.equal(requests.length, 4);
 });
 
@@ -92,9 +92,9 @@ test('tries end, and a Retry-After that is too long ends them at once', async (t
   const away = Array.from({ length: 3 }, () => problem(503, 'overloaded'));
   const long = problem(429, 'rate-limited', { 'Retry-After': '3600', 'X-Request-Id': 'r1' });
   const { tidings, requests } = await script(t, [...away, long], { retries: 2 });
-  await assert.rejects(tidings.getCounts({ path: { id: '1' } }), (e) => isProblem(e, 'overloaded') && e.status === 503);
+  await assert.rejects(tidings.getUserCounts({ path: { user_id: '1' } }), (e) => isProblem(e, 'overloaded') && e.status === 503);
   assert.equal(requests.length, 3);
-  await assert.rejects(tidings.getCounts({ path: { id: '1' } }), (e) =>
+  await assert.rejects(tidings.getUserCounts({ path: { user_id: '1' } }), (e) =>
     e instanceof ProblemError && e.requestId === 'r1' && e.code === 'rate-limited');
 });
 
@@ -107,8 +107,8 @@ test('what the caller aborts is not sent again', async (t) => {
     setTimeout(() => late.abort(new Error('late')), 200); // the client waits for the time of Retry-After by then
   };
   const { tidings, requests } = await script(t, [later, () => abort.abort(new Error('enough'))], { maxWait: 600_000 });
-  await assert.rejects(tidings.getCounts({ path: { id: '1' }, signal: late.signal }), { message: 'late' });
-  await assert.rejects(tidings.getCounts({ path: { id: '1' }, signal: abort.signal }), { message: 'enough' });
+  await assert.rejects(tidings.getUserCounts({ path: { user_id: '1' }, signal: late.signal }), { message: 'late' });
+  await assert.rejects(tidings.getUserCounts({ path: { user_id: '1' }, signal: abort.signal }), { message: 'enough' });
   assert.equal(requests.length, 2);
 });
 
@@ -122,7 +122,7 @@ test('a problem has what the API said, a proxy has its status', async (t) => {
     assert.equal(e.message, 'PATCH /v1/comments/c: 412 version-stale: it has version 4; If-Match too old');
     return isProblem(e, 'not-found', 'version-stale') && e.problem.current.version === 4;
   });
-  await assert.rejects(tidings.getCounts({ path: { id: '1' } }), (e) => e.status === 502 && e.code === '' && !isProblem(e, 'not-found'));
+  await assert.rejects(tidings.getUserCounts({ path: { user_id: '1' } }), (e) => e.status === 502 && e.code === '' && !isProblem(e, 'not-found'));
 });
 
 test('a batch goes on behind an answer that broke off', async (t) => {
@@ -152,7 +152,7 @@ test('a batch goes on behind an answer that broke off', async (t) => {
 test('a batch that gets nowhere ends, as does one that is refused', async (t) => {
   const { tidings, requests } = await script(t, [hangUp, hangUp, problem(413, 'too-many-operations')], { retries: 1 });
   const all = async () => {
-    for await (const _ of tidings.batch('follows', [{ op: 'follow', follower_id: '1', followee_id: '2' }])) assert.fail('an outcome');
+    for await (const _ of tidings.batch('follows', [{ op: 'put', follower_id: '1', followee_id: '2' }])) assert.fail('an outcome');
   };
   await assert.rejects(all(), TypeError);
   await assert.rejects(all(), (e) => isProblem(e, 'too-many-operations'));
@@ -166,7 +166,7 @@ test('a batch that is left early, or aborted, ends its request', async (t) => {
     response.writeHead(200).write('{"line":1,"status":204}\n');
   };
   const { tidings } = await script(t, [answer, answer]);
-  const two = ['2', '3'].map((id) => ({ op: 'follow', follower_id: '1', followee_id: id }));
+  const two = ['2', '3'].map((id) => ({ op: 'put', follower_id: '1', followee_id: id }));
   for await (const { outcome } of tidings.batch('follows', two)) {
     assert.equal(outcome.status, 204);
     break;
@@ -186,17 +186,17 @@ test('a session sends the tokens of its last 64 writes with reads', async (t) =>
     [200, Array.from({ length: 64 }, (_, i) => JSON.stringify({ line: i + 1, status: 200, token: `t${i}` }) + '\n').join('')], [200, {}],
   ]);
   const session = tidings.session(['old']);
-  const follow = (followee_id) => session.follow({ path: { follower_id: '1', followee_id } });
+  const follow = (followee_id) => session.putFollow({ path: { follower_id: '1', followee_id } });
   await follow('2');
   await follow('3');
   await follow('2');
   await session.getFollow({ path: { follower_id: '1', followee_id: '2' } });
   await session.checkFollows({ body: { pairs: [] } });
   await session.createComment(create);
-  await session.getCounts({ path: { id: '1' } });
-  const operations = Array.from({ length: 64 }, (_, i) => ({ op: 'follow', follower_id: '1', followee_id: `${i + 2}` }));
+  await session.getUserCounts({ path: { user_id: '1' } });
+  const operations = Array.from({ length: 64 }, (_, i) => ({ op: 'put', follower_id: '1', followee_id: `${i + 2}` }));
   for await (const _ of session.batch('follows', operations));
-  await session.getCounts({ path: { id: '1' } });
+  await session.getUserCounts({ path: { user_id: '1' } });
   const tokens = requests.map((r) => r.headers['tidings-token']);
   assert.deepEqual(tokens.slice(0, 8), [undefined, undefined, undefined, 'old,b1,a2', 'old,b1,a2', undefined, 'old,b1,a2,c1', undefined]);
   assert.deepEqual(tokens[8].split(','), operations.map((_, i) => `t${i}`));
@@ -213,7 +213,7 @@ test('lines of JSON are text, also when they break off first', async (t) => {
 test('each request asks for the token of the day', async (t) => {
   let day = 0;
   const { tidings, requests } = await script(t, [[200, {}], [200, '{"line":1,"status":204}\n']], { token: async () => `day${++day}` });
-  await tidings.getCounts({ path: { id: '1' } });
-  for await (const _ of tidings.batch('follows', [{ op: 'unfollow', follower_id: '1', followee_id: '2' }]));
+  await tidings.getUserCounts({ path: { user_id: '1' } });
+  for await (const _ of tidings.batch('follows', [{ op: 'remove', follower_id: '1', followee_id: '2' }]));
   assert.deepEqual(requests.map((r) => r.headers.authorization), ['Bearer day1', 'Bearer day2']);
 });

@@ -7,13 +7,13 @@ const tidings = new Tidings({ url: 'http://127.0.0.1:8080', token: process.env.T
 
 const comment = await tidings.createComment({ path: { post_id: '5' }, body: { author_id: '3', body: 'Hello' } });
 try {
-  await tidings.editComment({ path: { id: comment.comment_id }, body: { body: 'Hello, all' }, headers: ifMatch(comment) });
+  await tidings.editComment({ path: { comment_id: comment.comment_id }, body: { body: 'Hello, all' }, headers: ifMatch(comment) });
 } catch (error) {
   if (!isProblem(error, 'version-stale')) throw error;
   console.log('somebody was faster:', error.problem.current);
 }
-for await (const follower of each((r) => tidings.listFollowers(r), { path: { id: '42' } })) console.log(follower.user_id);
+for await (const follower of each((r) => tidings.listUserFollowers(r), { path: { user_id: '42' } })) console.log(follower.user_id);
 
-for await (const { operation, outcome } of tidings.batch('follows', [{ op: 'follow', follower_id: '7', followee_id: '42' }])) {
+for await (const { operation, outcome } of tidings.batch('follows', [{ op: 'put', follower_id: '7', followee_id: '42' }])) {
   if (outcome.problem) console.error(operation, outcome.problem.code);
 }

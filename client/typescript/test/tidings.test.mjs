@@ -30,33 +30,33 @@ async function until(ask, wanted) {
 
 test('ids keep their 64 bits', async () => {
   const [user, other] = ['9223372036854775807', '9007199254740993'];
-  const made = await tidings.follow({ path: { follower_id: user, followee_id: other } });
+  const made = await tidings.putFollow({ path: { follower_id: user, followee_id: other } });
   assert.deepEqual([made.follower_id, made.followee_id, made.version], [user, other, 1]);
   const { items } = await tidings.session([]).listFollowVersions({ path: { follower_id: user, followee_id: other } });
   assert.ok(Array.isArray(items));
-  await until(() => tidings.listFollowers({ path: { id: other } }), (page) => page.items.length === 1 && page.items[0].user_id === user);
+  await until(() => tidings.listUserFollowers({ path: { user_id: other } }), (page) => page.items.length === 1 && page.items[0].user_id === user);
 });
 
 test('a list is read item by item, and page by page from where it was left', async () => {
-  const operations = Array.from({ length: 450 }, (_, i) => ({ op: 'follow', follower_id: `${1000 + i}`, followee_id: '42' }));
+  const operations = Array.from({ length: 450 }, (_, i) => ({ op: 'put', follower_id: `${1000 + i}`, followee_id: '42' }));
   const statuses = [];
   for await (const { index, outcome } of tidings.batch('follows', operations, { size: 200 })) statuses[index] = outcome.status;
   assert.deepEqual(statuses, operations.map(() => 201));
-  await until(() => tidings.getCounts({ path: { id: '42' } }), (counts) => counts.followers === 450);
+  await until(() => tidings.getUserCounts({ path: { user_id: '42' } }), (counts) => counts.followers === 450);
 
-  const request = { path: { id: '42' }, query: { limit: 200 } };
+  const request = { path: { user_id: '42' }, query: { limit: 200 } };
   const followers = [];
-  for await (const follower of each((r) => tidings.listFollowers(r), request)) followers.push(follower.user_id);
+  for await (const follower of each((r) => tidings.listUserFollowers(r), request)) followers.push(follower.user_id);
   assert.deepEqual([...followers].sort(), operations.map((o) => o.follower_id).sort());
 
   let cursor;
-  for await (const page of pages((r) => tidings.listFollowers(r), request)) {
+  for await (const page of pages((r) => tidings.listUserFollowers(r), request)) {
     assert.deepEqual(page.items.map((f) => f.user_id), followers.slice(0, 200));
     cursor = page.next;
     break;
   }
   const rest = [];
-  for await (const page of pages((r) => tidings.listFollowers(r), { ...request, query: { limit: 200, cursor } })) {
+  for await (const page of pages((r) => tidings.listUserFollowers(r), { ...request, query: { limit: 200, cursor } })) {
     rest.push(...page.items.map((f) => f.user_id));
   }
   assert.deepEqual(rest, followers.slice(200));
@@ -77,7 +77,7 @@ test('a comment is written, edited behind its version, and withdrawn', async () 
   await tidings.deleteComment({ path, headers: ifMatch(edited) });
   assert.equal((await tidings.getComment({ path })).state, 'deleted');
   assert.equal((await tidings.listCommentVersions({ path })).as_of.length > 0, true);
-  await assert.rejects(tidings.getComment({ path: { id: '0196b2d4-7c00-7000-8000-000000000001' } }), (e) => isProblem(e, 'not-found'));
+  await assert.rejects(tidings.getComment({ path: { comment_id: '0196b2d4-7c00-7000-8000-000000000001' } }), (e) => isProblem(e, 'not-found'));
 });
 
 test('operations of a batch stand alone', async () => {
@@ -92,7 +92,7 @@ test('operations of a batch stand alone', async () => {
   const id = made[0].comment.comment_id;
   const done = await ndjson([{ op: 'edit', comment_id: id, if_match: 1, body: 'Uno' }, { op: 'delete', comment_id: id, if_match: '*' }]);
   assert.deepEqual(done.map((o) => o.status), [200, 204]);
-  const { items } = await tidings.batchFollows({ body: { operations: [{ op: 'follow', follower_id: '8', followee_id: '8' }] } });
+  const { items } = await tidings.batchFollows({ body: { operations: [{ op: 'put', follower_id: '8', followee_id: '8' }] } });
   assert.equal(items[0].problem.code, 'self-follow');
 });
 
@@ -102,13 +102,13 @@ test('a session reads its own writes while the consumer stands still', async () 
     await until(() => fetch(`${dev.ops}/metrics`).then((r) => r.text()), (text) => /^tidings_consumer_paused\{.*followercounts.*\} 1$/m.test(text));
     for (let id = 78, seen = 2; seen > 0; id += 2) { // the consumer's current batch may still have the first follows
       const session = tidings.session();
-      await session.follow({ path: { follower_id: '77', followee_id: `${id}` } });
-      const second = [{ op: 'follow', follower_id: '79', followee_id: `${id}` }];
+      await session.putFollow({ path: { follower_id: '77', followee_id: `${id}` } });
+      const second = [{ op: 'put', follower_id: '79', followee_id: `${id}` }];
       for await (const { outcome } of session.batch('follows', second)) assert.equal(outcome.status, 201);
       assert.equal(session.tokens.length, 2);
-      seen = (await tidings.getCounts({ path: { id: `${id}` } })).followers;
-      const own = await session.getCounts({ path: { id: `${id}` } });
-      const handedOn = await tidings.session(session.tokens).getManyCounts({ body: { user_ids: [`${id}`] } });
+      seen = (await tidings.getUserCounts({ path: { user_id: `${id}` } })).followers;
+      const own = await session.getUserCounts({ path: { user_id: `${id}` } });
+      const handedOn = await tidings.session(session.tokens).countUsers({ body: { user_ids: [`${id}`] } });
       assert.deepEqual([own.followers, handedOn.items[0].followers], [2, 2]);
     }
   } finally {
@@ -126,9 +126,9 @@ test('kinds of an installation go through http, batch and session', async () => 
   await until(() => session.http.put(put).catch((e) => (isProblem(e, 'not-found') ? false : Promise.reject(e))), Boolean);
   const operations = [{ op: 'put', user_id: '8', song_id: '9007199254740993' }];
   for await (const { outcome } of session.batch('plays', operations)) assert.equal(outcome.status, 201);
-  const players = (r) => session.http.get({ ...r, url: '/v1/songs/{id}/players' }).then((answer) => answer.data);
+  const players = (r) => session.http.get({ ...r, url: '/v1/songs/{song_id}/players' }).then((answer) => answer.data);
   const ids = [];
-  for await (const player of each(players, { path: { id: '9007199254740993' }, query: { limit: 1 } })) ids.push(player.user_id);
+  for await (const player of each(players, { path: { song_id: '9007199254740993' }, query: { limit: 1 } })) ids.push(player.user_id);
   assert.deepEqual(ids.sort(), ['7', '8']);
 });
 

@@ -3,10 +3,10 @@ import { each, ifMatch, isProblem, pages, Tidings, type Comment, type ProblemCod
 
 export async function program(tidings: Tidings): Promise<ProblemCode | '' | undefined> {
   const session = tidings.session();
-  await session.follow({ path: { follower_id: '7', followee_id: '9223372036854775807' } });
+  await session.putFollow({ path: { follower_id: '7', followee_id: '9223372036854775807' } });
   const comment: Comment = await session.createComment({ path: { post_id: '5' }, body: { author_id: '3', body: 'Hello' } });
-  await session.editComment({ path: { id: comment.comment_id }, body: { body: 'Hello there' }, headers: ifMatch(comment) });
-  for await (const follower of each((r) => session.listFollowers(r), { path: { id: '42' }, query: { limit: 200 } })) {
+  await session.editComment({ path: { comment_id: comment.comment_id }, body: { body: 'Hello there' }, headers: ifMatch(comment) });
+  for await (const follower of each((r) => session.listUserFollowers(r), { path: { user_id: '42' }, query: { limit: 200 } })) {
     const id: string = follower.user_id;
     void id;
   }
@@ -22,9 +22,9 @@ export async function program(tidings: Tidings): Promise<ProblemCode | '' | unde
   await tidings.http.put({ url: '/v1/bookmarks/{user_id}/{page_id}', path: { user_id: '7', page_id: '5' } });
 
   // @ts-expect-error: an id is a string, so that none of its 64 bits is lost
-  await tidings.getCounts({ path: { id: 9223372036854775807 } });
+  await tidings.getUserCounts({ path: { user_id: 9223372036854775807 } });
   // @ts-expect-error: a follow has two ends
-  await tidings.follow({ path: { follower_id: '7' } });
+  await tidings.putFollow({ path: { follower_id: '7' } });
   // @ts-expect-error: no such order
   await tidings.listComments({ path: { post_id: '5' }, query: { order: 'random' } });
   // @ts-expect-error: no such operation
@@ -32,7 +32,7 @@ export async function program(tidings: Tidings): Promise<ProblemCode | '' | unde
   // @ts-expect-error: no such code
   isProblem(undefined, 'no-such-code');
   try {
-    await tidings.getComment({ path: { id: comment.comment_id } });
+    await tidings.getComment({ path: { comment_id: comment.comment_id } });
   } catch (error) {
     if (isProblem(error, 'not-found')) return error.code;
     throw error;

@@ -58,7 +58,7 @@ type childState struct {
 	Attributes              string
 }
 
-func (c childState) visible() bool { return c.State == "visible" }
+func (c childState) visible() bool { return c.State == "VISIBLE" }
 
 // shown returns the form in lists and single reads: an invisible child has no author, body or
 // attributes.
@@ -519,7 +519,7 @@ func (w *kindWriter) childOf(k kinds.Child) error {
 			return err
 		}
 		want := was
-		want.State, want.Version, want.UpdatedAt = "deleted", was.Version+1, gone.UpdatedAt
+		want.State, want.Version, want.UpdatedAt = "DELETED", was.Version+1, gone.UpdatedAt
 		w.m.putChild(k.Name, want, false)
 		return differ(path, want.shown(), gone)
 	}
@@ -660,7 +660,7 @@ func (w *kindWriter) create(k kinds.Child) error {
 		}
 	}
 	attributes, err := json.Marshal(body["attributes"])
-	wanted := childState{ID: c.ID, Author: fmt.Sprint(author), Body: body["body"].(string), State: "visible", Object: object, Version: 1,
+	wanted := childState{ID: c.ID, Author: fmt.Sprint(author), Body: body["body"].(string), State: "VISIBLE", Object: object, Version: 1,
 		CreatedAt: c.CreatedAt, UpdatedAt: c.CreatedAt, Attributes: string(attributes)}
 	if body["attributes"] == nil {
 		wanted.Attributes = ""

@@ -26,7 +26,7 @@ type comment struct {
 	Replies   []comment `json:"replies"` // only in a tree
 }
 
-func (c comment) visible() bool { return c.State == "visible" }
+func (c comment) visible() bool { return c.State == "VISIBLE" }
 
 // tombstone returns the form in which threaded pages show an invisible comment.
 func (c comment) tombstone() comment {
@@ -42,7 +42,7 @@ func shown(c event.Comment, depth int) comment {
 		ID: c.CommentID, Post: c.PostID.String(), Parent: c.ParentID, Author: c.AuthorID.String(), Slug: c.Slug, Depth: depth,
 		Body: c.Body, State: c.State(), Version: c.Version, CreatedAt: wire(c.CreatedAt), UpdatedAt: wire(c.UpdatedAt),
 	}
-	if !v.visible() && v.State != "pending" {
+	if !v.visible() && v.State != "PENDING" {
 		v.Author, v.Body = "", ""
 	}
 	return v

@@ -233,7 +233,7 @@ func equalPost(c client, m *model, rng *rand.Rand, post int64, part int) error {
 			if len(oldest) > 0 {
 				want.Last = newest[0].CreatedAt
 			}
-			at := fmt.Sprintf("/v1/posts/%d/summary", post)
+			at := fmt.Sprintf("/v1/posts/%d/comments/summary", post)
 			return errors.Join(c.read(http.MethodGet, at, "", &got), differ(at, want, got))
 		},
 		func() error {
@@ -250,7 +250,7 @@ func equalPost(c client, m *model, rng *rand.Rand, post int64, part int) error {
 	return errors.Join(errs...)
 }
 
-func pending(c comment) bool { return c.State == "pending" }
+func pending(c comment) bool { return c.State == "PENDING" }
 
 // equalUser compares a user's lists and counts.
 func equalUser(c client, m *model, rng *rand.Rand, user int64) error {
@@ -319,7 +319,7 @@ func equalRelations(c client, m *model, rng *rand.Rand, users []int64) error {
 	}
 	body, err = json.Marshal(map[string]any{"user_ids": names})
 	var gotCounts page[counts]
-	errs = append(errs, err, c.read(http.MethodPost, "/v1/users:counts", string(body), &gotCounts),
+	errs = append(errs, err, c.read(http.MethodPost, "/v1/users:count", string(body), &gotCounts),
 		differ("counts", wantCounts, gotCounts.Items))
 
 	for range 5 {

@@ -279,9 +279,9 @@ func (l *traced) groups() {
 func (l *traced) batch() {
 	l.t.Helper()
 	header, id, client := incoming(2, "01")
-	l.call(http.MethodPost, "/v1/follows:batch", `{"op":"follow","follower_id":"8","followee_id":"1"}
-{"op":"follow","follower_id":"8","followee_id":"2"}
-{"op":"follow","follower_id":"8","followee_id":"3"}
+	l.call(http.MethodPost, "/v1/follows:batch", `{"op":"put","follower_id":"8","followee_id":"1"}
+{"op":"put","follower_id":"8","followee_id":"2"}
+{"op":"put","follower_id":"8","followee_id":"3"}
 `, header, "Content-Type: application/x-ndjson")
 	l.find(id, client, "POST /v1/follows")
 	var created tracetest.SpanStubs

@@ -179,7 +179,7 @@ func (w *writer) edit(id string) (answer, error) {
 	return w.comment("edit", http.StatusOK, a, false)
 }
 
-var decisions = []string{"approved", "approved", "hidden", "removed"}
+var decisions = []string{"APPROVED", "APPROVED", "HIDDEN", "REMOVED"}
 
 func (w *writer) moderate(id string) (answer, error) {
 	body := fmt.Sprintf(`{"state":%q,"reason":"r"}`, decisions[w.rng.IntN(len(decisions))])
@@ -245,7 +245,7 @@ func (w *writer) group() error {
 		if i == 0 {
 			remove = append(remove, store.ChildDelete{Meta: meta, ID: id})
 		} else {
-			state := strings.ToUpper(decisions[w.rng.IntN(len(decisions))])
+			state := decisions[w.rng.IntN(len(decisions))]
 			decide = append(decide, store.ChildModeration{Meta: meta, ID: id, State: state})
 		}
 	}
@@ -343,12 +343,12 @@ func (s *session) step() error {
 		}
 		a, err = s.edit(id)
 	case n < 11:
-		if entity = id; c.State == "deleted" {
+		if entity = id; c.State == "DELETED" {
 			want = http.StatusConflict
 		}
 		a, err = s.moderate(id)
 	default:
-		if entity, want = id, http.StatusNoContent; c.State == "deleted" {
+		if entity, want = id, http.StatusNoContent; c.State == "DELETED" {
 			want = http.StatusConflict
 		}
 		a, err = s.remove(id)

@@ -97,7 +97,7 @@ func (l *lane) broken(lines bool) operation {
 			status: http.StatusBadRequest, code: "json-invalid"}
 	}
 	return operation{raw: pick(l, `{"op":"none"}`, `[]`, `null`, `{"op":5}`, `{"op":"delete","x":1}`, `{"op":"put"}`,
-		`{"op":"follow","follower_id":"0","followee_id":"-1"}`),
+		`{"op":"put","follower_id":"0","followee_id":"-1"}`),
 		status: http.StatusUnprocessableEntity, code: "validation-failed"}
 }
 

@@ -30,9 +30,6 @@ func (l *lane) settingsPath(k kinds.Child, object int64) string {
 }
 
 func (l *lane) summaryPath(k kinds.Child, object int64) string {
-	if k.Name == event.AggregateComment {
-		return fmt.Sprintf("/v1/posts/%d/summary", object)
-	}
 	return l.underPath(k, object) + "/summary"
 }
 
@@ -255,7 +252,7 @@ func (l *lane) change(r *childRow) write {
 		op["op"] = "delete"
 		w.method, w.plan = http.MethodDelete, func() outcome { return l.planDelete(r, if_) }
 	case r.k.Moderated:
-		state, reason := pick(l, "approved", "approved", "hidden", "removed"), ""
+		state, reason := pick(l, "APPROVED", "APPROVED", "HIDDEN", "REMOVED"), ""
 		body := map[string]any{"state": state}
 		if l.chance(2) {
 			reason = l.text("reason")
@@ -266,7 +263,7 @@ func (l *lane) change(r *childRow) write {
 		}
 		op = nil
 		w.method, w.path, w.body = http.MethodPut, w.path+"/moderation", body
-		w.plan = func() outcome { return l.planModerate(r, strings.ToUpper(state), reason, if_) }
+		w.plan = func() outcome { return l.planModerate(r, state, reason, if_) }
 	default:
 		return l.change(r)
 	}

@@ -11,11 +11,11 @@ import (
 
 // words returns the names that a kind of edges uses. Follows have names of their own, from before
 // there were kinds.
-func words(k kinds.Edge) (put, remove, active, reversed, self string) {
+func words(k kinds.Edge) (active, reversed, self string) {
 	if k.Name == event.AggregateFollow {
-		return "follow", "unfollow", "following", "followed_by", "self-follow"
+		return "following", "followed_by", "self-follow"
 	}
-	return "put", "remove", "active", "reversed", "self-edge"
+	return "active", "reversed", "self-edge"
 }
 
 func (l *lane) edgeKind() kinds.Edge { return pick(l, l.kinds.AllEdges()...) }
@@ -61,7 +61,6 @@ func (l *lane) edgeWrite(k kinds.Edge) write {
 
 // edgeWriteOf plans any write of the pair.
 func (l *lane) edgeWriteOf(k kinds.Edge, from, to int64) write {
-	put, remove, _, _, _ := words(k)
 	row := l.m.edge(k, from, to)
 	w := write{path: fmt.Sprintf("/v1/%s/%d/%d", k.Plural, from, to), noun: k.Name}
 	op := map[string]any{k.Ends[0]: fmt.Sprint(from), k.Ends[1]: fmt.Sprint(to)}
@@ -73,7 +72,7 @@ func (l *lane) edgeWriteOf(k kinds.Edge, from, to int64) write {
 	switch n := l.rng.IntN(10); {
 	case n < 4:
 		w.method = http.MethodDelete
-		op["op"] = remove
+		op["op"] = "remove"
 		w.plan = func() outcome { return l.planRemove(l.m.edge(k, from, to), c) }
 	case n < 6 && len(k.Attributes) > 0:
 		change := l.values(k.Attributes, true)
@@ -81,7 +80,7 @@ func (l *lane) edgeWriteOf(k kinds.Edge, from, to int64) write {
 		w.plan = func() outcome { return l.planPut(l.m.edge(k, from, to), change, c, true) }
 	default:
 		w.method = http.MethodPut
-		op["op"] = put
+		op["op"] = "put"
 		var values map[string]any
 		if len(k.Attributes) > 0 && l.chance(2) {
 			values = l.values(k.Attributes, false)
@@ -112,7 +111,7 @@ func (l *lane) edgeOutcome(row *edgeRow, status int, commit func(wish)) outcome 
 
 // guarded returns the refusal of a write of an edge, if its condition forbids the write.
 func guarded(row *edgeRow, c condition) (outcome, bool) {
-	_, _, _, _, self := words(row.k)
+	_, _, self := words(row.k)
 	e := row.now()
 	switch {
 	case c.refused != "":
@@ -277,7 +276,7 @@ func (l *lane) removeEdges() error {
 			removed[k.Name] = n
 		}
 	}
-	for a.json["state"] != "done" {
+	for a.json["state"] != "DONE" {
 		if a, err = l.get(a.header.Get("Location") + locationOf(a)); err != nil {
 			return err
 		}

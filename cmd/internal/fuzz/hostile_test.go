@@ -126,9 +126,9 @@ func (l *lane) strangeRoute() error {
 		return l.refuse(405, "method-not-allowed", http.MethodPost, fmt.Sprintf("/v1/likes/%d/1", l.user()), "")
 	case 2:
 		if !c.k.Moderated {
-			return l.refuse(404, "route-unknown", http.MethodPut, one+"/moderation", `{"state":"hidden"}`, "If-Match: *")
+			return l.refuse(404, "route-unknown", http.MethodPut, one+"/moderation", `{"state":"HIDDEN"}`, "If-Match: *")
 		}
-		return l.refuse(422, validation, http.MethodPut, one+"/moderation", `{"state":"visible"}`, "If-Match: *")
+		return l.refuse(422, validation, http.MethodPut, one+"/moderation", `{"state":"VISIBLE"}`, "If-Match: *")
 	case 3:
 		if path := pick(l, one+"/", "/v1//comments", "/v1/none", "/", "/v1/users/1:remove-edge", ""); path != "" {
 			return l.refuse(404, "route-unknown", http.MethodGet, path, "")
@@ -165,7 +165,7 @@ func (l *lane) foreignChild() error {
 		return l.refuse(404, "not-found", http.MethodGet, fmt.Sprintf("%s?around=%s", l.underPath(k, s.object), s.id), "")
 	case 5:
 		if k.Moderated {
-			return l.refuse(404, "not-found", http.MethodPut, one+"/moderation", `{"state":"hidden"}`, "If-Match: *")
+			return l.refuse(404, "not-found", http.MethodPut, one+"/moderation", `{"state":"HIDDEN"}`, "If-Match: *")
 		}
 	}
 	if !k.Threaded {
@@ -229,7 +229,7 @@ func (l *lane) foreignToken() error {
 }
 
 func (l *lane) strangeBatch() error {
-	const one = `{"op":"follow","follower_id":"1","followee_id":"2"}`
+	const one = `{"op":"put","follower_id":"1","followee_id":"2"}`
 	many := `{"operations":[` + strings.Repeat(one+",", 1000) + one + `]}`
 	return errors.Join(
 		l.refuse(413, "too-many-operations", http.MethodPost, "/v1/follows:batch", many),

@@ -83,7 +83,7 @@ func (l *lane) call(method, path, body string, headers ...string) (answer, error
 func (l *lane) try(method, path, body string, headers ...string) (answer, error) {
 	for try := 0; ; try++ {
 		a, err := l.once(method, path, body, headers...)
-		reads := method == http.MethodGet || strings.HasSuffix(path, ":check") || strings.HasSuffix(path, ":counts")
+		reads := method == http.MethodGet || strings.HasSuffix(path, ":check") || strings.HasSuffix(path, ":count")
 		again := a.status == http.StatusServiceUnavailable &&
 			(a.code() == "thread-returning" || a.code() == "overloaded" || a.code() == "unavailable" && reads)
 		if err != nil || !again || try == 20 {

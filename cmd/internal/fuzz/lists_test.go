@@ -241,7 +241,7 @@ func (l *lane) pending() page {
 		path += fmt.Sprintf("?%s=%d", k.Names().Parent, object)
 	}
 	return l.aged(path, k, func(c event.Child) bool {
-		return stateWord(c) == "pending" && (object == 0 || int64(c.Parent) == object)
+		return stateWord(c) == "PENDING" && (object == 0 || int64(c.Parent) == object)
 	}, false, nil)
 }
 

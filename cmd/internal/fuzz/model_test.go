@@ -306,19 +306,19 @@ func renderEdge(k kinds.Edge, e event.Edge) map[string]any {
 }
 
 // bare reports whether readers see neither author nor body of the child.
-func bare(c event.Child) bool { return stateWord(c) != "visible" && stateWord(c) != "pending" }
+func bare(c event.Child) bool { return stateWord(c) != "VISIBLE" && stateWord(c) != "PENDING" }
 
-func visible(c event.Child) bool { return stateWord(c) == "visible" }
+func visible(c event.Child) bool { return stateWord(c) == "VISIBLE" }
 
 // stateWord returns the state of a child in one word. The model has this rule of its own.
 func stateWord(c event.Child) string {
 	switch {
 	case c.AuthorState != event.AuthorActive:
-		return strings.ToLower(c.AuthorState)
+		return c.AuthorState
 	case c.ModerationState == event.ModerationNone, c.ModerationState == event.ModerationApproved:
-		return "visible"
+		return "VISIBLE"
 	}
-	return strings.ToLower(c.ModerationState)
+	return c.ModerationState
 }
 
 // renderChild renders a child; hidden omits author and body.

@@ -110,7 +110,7 @@ func (l *lane) summary(v view, headers []string) error {
 
 func (l *lane) check(v view, headers []string) error {
 	k := l.edgeKind()
-	_, _, active, reversed, _ := words(k)
+	active, reversed, _ := words(k)
 	var pairs, items []any
 	for range 1 + l.rng.IntN(8) {
 		from, to := l.ends(k)
@@ -142,7 +142,7 @@ func (l *lane) manyCounts(v view, headers []string) error {
 		items = append(items, map[string]any{"user_id": fmt.Sprint(id), "followers": float64(len(v.list(k, id, true, ""))),
 			"following": float64(len(v.list(k, id, false, "")))})
 	}
-	a, err := l.call(http.MethodPost, "/v1/users:counts", encode(map[string]any{"user_ids": ids}), headers...)
+	a, err := l.call(http.MethodPost, "/v1/users:count", encode(map[string]any{"user_ids": ids}), headers...)
 	if err != nil {
 		return err
 	}

@@ -148,7 +148,7 @@ func (r *race) child(side *lane, actor string) error {
 		return r.try(side, a, http.MethodDelete, path, "", r.guard(side, a)...)
 	case n < 9 && (strings.HasPrefix(path, "/v1/comments/") || strings.HasPrefix(path, "/v1/lyrics/")):
 		return r.try(side, a, http.MethodPut, path+"/moderation",
-			encode(map[string]any{"state": pick(side, "approved", "approved", "hidden")}), r.guard(side, a)...)
+			encode(map[string]any{"state": pick(side, "APPROVED", "APPROVED", "HIDDEN")}), r.guard(side, a)...)
 	}
 	return r.try(side, &attempt{entity: path}, http.MethodGet, path, "")
 }

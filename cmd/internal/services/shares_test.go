@@ -143,7 +143,7 @@ func (w wire) answer() (status int, err error) {
 // batch sends a batch of more than 64 KiB from the modest tenant, and returns the status of the
 // answer.
 func (a *attacked) batch() (status int, err error) {
-	body := `{"operations":[{"op":"follow","follower_id":"1","followee_id":"2"}` + strings.Repeat(" ", 100<<10) + `]}`
+	body := `{"operations":[{"op":"put","follower_id":"1","followee_id":"2"}` + strings.Repeat(" ", 100<<10) + `]}`
 	w := a.dial(modestAddress)
 	defer w.Close()
 	if _, err := fmt.Fprintf(w, "POST /v1/follows:batch HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n"+
@@ -249,7 +249,7 @@ func idleConnections(a *attacked) {
 func unreadAnswers(a *attacked) {
 	var body strings.Builder
 	for i := range 1000 {
-		fmt.Fprintf(&body, `{"op":"follow","follower_id":"%d","followee_id":"2"}`+"\n", i+3)
+		fmt.Fprintf(&body, `{"op":"put","follower_id":"%d","followee_id":"2"}`+"\n", i+3)
 	}
 	const readers = 20
 	for range readers {

@@ -364,7 +364,7 @@ func (o readOptions) threadCases(ctx context.Context, s *servers, r *reader, t *
 		}},
 		{name: "summary", ask: func() (time.Duration, error) {
 			var got struct{ Visible, Total int }
-			took, err := r.ask(ctx, fmt.Sprintf("/v1/posts/%d/summary", post), nil, &got)
+			took, err := r.ask(ctx, fmt.Sprintf("/v1/posts/%d/comments/summary", post), nil, &got)
 			if err == nil && (got.Visible != len(t.visible) || got.Total != o.comments) {
 				err = fmt.Errorf("the summary is %+v, want %d visible of %d", got, len(t.visible), o.comments)
 			}

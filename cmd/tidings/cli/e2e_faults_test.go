@@ -63,7 +63,7 @@ func TestThreadPagesEqualTheTruth(t *testing.T) {
 		post := 1 + rnd.IntN(posts)
 		body := map[string]string{"author_id": strconv.Itoa(1 + rnd.IntN(20)), "body": fmt.Sprintf("comment %d", i)}
 		if n := len(made[post]); n > 0 && rnd.IntN(4) > 0 {
-			if parent := made[post][rnd.IntN(n)]; parent.State == "visible" {
+			if parent := made[post][rnd.IntN(n)]; parent.State == "VISIBLE" {
 				body["parent_id"] = parent.CommentID
 			}
 		}
@@ -87,13 +87,13 @@ func TestThreadPagesEqualTheTruth(t *testing.T) {
 		case 1:
 			if n := len(made[post]); n > 0 { // an earlier comment, which may have replies
 				old := &made[post][rnd.IntN(n)]
-				if old.State == "visible" {
+				if old.State == "VISIBLE" {
 					status, _ := d.request(t, http.MethodDelete, "/v1/comments/"+old.CommentID, "",
 						http.Header{"If-Match": {fmt.Sprintf("%q", strconv.FormatInt(old.Version, 10))}}, nil)
 					if status != http.StatusNoContent {
 						t.Fatalf("delete: status %d", status)
 					}
-					old.State = "deleted"
+					old.State = "DELETED"
 				}
 			}
 		}

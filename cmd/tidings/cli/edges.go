@@ -29,7 +29,7 @@ func (p Process) edgesRemoveCommand() *cobra.Command {
 	c := p.command(command{
 		use:   "remove --tenant T --id ID",
 		short: "Remove all edges of an object, such as a user who leaves",
-		long: `Remove does the same as POST /v1/users/{id}:remove-edges, and works beside the archivers until the
+		long: `Remove does the same as POST /v1/users/{user_id}:remove-edges, and works beside the archivers until the
 removal is complete. It removes every edge that exists at the start, each with its own version and
 event. You may stop it: the archivers continue, and the same command shows the progress.`,
 		name: "edges remove", needs: needTruth, json: oneObject, actor: &r.Actor, reason: &r.Reason, destructive: true,

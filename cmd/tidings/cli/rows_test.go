@@ -130,13 +130,13 @@ func TestThePageOnLookingAtRowsSaysWhatWorks(t *testing.T) {
 		args []string
 		want []string // the columns of the first line, except the id and the time
 	}{
-		{[]string{"comment", comment}, []string{"DELETED user:9 2 " + comment + " 5 7 deleted",
-			"ARCHIVED dev 1 " + comment + " 5 7 visible a comment"}},
+		{[]string{"comment", comment}, []string{"DELETED user:9 2 " + comment + " 5 7 DELETED",
+			"ARCHIVED dev 1 " + comment + " 5 7 VISIBLE a comment"}},
 		{[]string{"follow", "7", "42"}, []string{"DELETED user:9 2 REMOVED", "ARCHIVED dev 1 ACTIVE"}},
 		{[]string{"thread", "5"}, []string{"LATEST dev 1 false false a title"}},
-		{[]string{"author", "7"}, []string{"LATEST dev 1 " + kept + " 5 7 visible another"}},
+		{[]string{"author", "7"}, []string{"LATEST dev 1 " + kept + " 5 7 VISIBLE another"}},
 		{[]string{"author", "8"}, nil},
-		{[]string{"comment", comment, "--limit", "1"}, []string{"DELETED user:9 2 " + comment + " 5 7 deleted"}},
+		{[]string{"comment", comment, "--limit", "1"}, []string{"DELETED user:9 2 " + comment + " 5 7 DELETED"}},
 		{[]string{"follow", "7", "42", "--tenant", "2"}, nil},
 	} {
 		args := append([]string{"history"}, append(c.args[:len(c.args):len(c.args)], "--data", d.dir)...)

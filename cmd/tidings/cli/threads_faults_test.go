@@ -96,9 +96,9 @@ func TestModerationIsSeenOnPages(t *testing.T) {
 	d.verify(t) // The consumers find the new stream, which takes them longer than an event.
 	var took []time.Duration
 	for i := range 6 {
-		state, want := "hidden", 0
+		state, want := "HIDDEN", 0
 		if i%2 == 1 {
-			state, want = "approved", 1
+			state, want = "APPROVED", 1
 		}
 		body, header := fmt.Sprintf(`{"state":%q,"reason":"round %d"}`, state, i),
 			http.Header{"If-Match": {"*"}, "Tidings-Actor": {"moderator"}}

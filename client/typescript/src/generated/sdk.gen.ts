@@ -2,7 +2,7 @@
 
 import { client } from './client.gen.js';
 import type { Client, ClientMeta, Options as Options2, RequestResult, TDataShape } from './client/index.js';
-import type { BatchCommentsData, BatchCommentsErrors, BatchCommentsResponses, BatchFollowsData, BatchFollowsErrors, BatchFollowsResponses, BatchLikesData, BatchLikesErrors, BatchLikesResponses, BatchMembershipsData, BatchMembershipsErrors, BatchMembershipsResponses, BatchMessagesData, BatchMessagesErrors, BatchMessagesResponses, BatchReviewsData, BatchReviewsErrors, BatchReviewsResponses, BatchSharesData, BatchSharesErrors, BatchSharesResponses, CheckFollowsData, CheckFollowsErrors, CheckFollowsResponses, CheckLikesData, CheckLikesErrors, CheckLikesResponses, CheckMembershipsData, CheckMembershipsErrors, CheckMembershipsResponses, CheckSharesData, CheckSharesErrors, CheckSharesResponses, CreateCommentData, CreateCommentErrors, CreateCommentResponses, CreateMessageData, CreateMessageErrors, CreateMessageResponses, CreateReviewData, CreateReviewErrors, CreateReviewResponses, DeleteCommentData, DeleteCommentErrors, DeleteCommentResponses, DeleteMessageData, DeleteMessageErrors, DeleteMessageResponses, DeleteReviewData, DeleteReviewErrors, DeleteReviewResponses, DiscardDlqMessageData, DiscardDlqMessageErrors, DiscardDlqMessageResponses, EditCommentData, EditCommentErrors, EditCommentResponses, EditMessageData, EditMessageErrors, EditMessageResponses, EditReviewData, EditReviewErrors, EditReviewResponses, ExportCommentsData, ExportCommentsErrors, ExportCommentsResponses, ExportFollowsData, ExportFollowsErrors, ExportFollowsResponses, ExportLikesData, ExportLikesErrors, ExportLikesResponses, ExportMembershipsData, ExportMembershipsErrors, ExportMembershipsResponses, ExportMessagesData, ExportMessagesErrors, ExportMessagesResponses, ExportReviewsData, ExportReviewsErrors, ExportReviewsResponses, ExportSharesData, ExportSharesErrors, ExportSharesResponses, ExportThreadsData, ExportThreadsErrors, ExportThreadsResponses, FollowData, FollowErrors, FollowResponses, GetCommentBySlugData, GetCommentBySlugErrors, GetCommentBySlugResponses, GetCommentData, GetCommentErrors, GetCommentResponses, GetConversationCountsData, GetConversationCountsErrors, GetConversationCountsResponses, GetCountsData, GetCountsErrors, GetCountsResponses, GetDlqMessageData, GetDlqMessageErrors, GetDlqMessageResponses, GetEdgeRemovalData, GetEdgeRemovalErrors, GetEdgeRemovalResponses, GetFollowData, GetFollowErrors, GetFollowResponses, GetGroupCountsData, GetGroupCountsErrors, GetGroupCountsResponses, GetLikeData, GetLikeErrors, GetLikeResponses, GetManyCountsData, GetManyCountsErrors, GetManyCountsResponses, GetMembershipData, GetMembershipErrors, GetMembershipResponses, GetMessageData, GetMessageErrors, GetMessageResponses, GetMessageSummaryData, GetMessageSummaryErrors, GetMessageSummaryResponses, GetPostCountsData, GetPostCountsErrors, GetPostCountsResponses, GetProductCountsData, GetProductCountsErrors, GetProductCountsResponses, GetReviewData, GetReviewErrors, GetReviewResponses, GetReviewSummaryData, GetReviewSummaryErrors, GetReviewSummaryResponses, GetShareData, GetShareErrors, GetShareResponses, GetSummaryData, GetSummaryErrors, GetSummaryResponses, GetThreadData, GetThreadErrors, GetThreadResponses, GetTreeData, GetTreeErrors, GetTreeResponses, ListCommentsData, ListCommentsErrors, ListCommentsResponses, ListCommentVersionsData, ListCommentVersionsErrors, ListCommentVersionsResponses, ListDlqData, ListDlqErrors, ListDlqResponses, ListFollowersData, ListFollowersErrors, ListFollowersResponses, ListFollowingData, ListFollowingErrors, ListFollowingResponses, ListFollowVersionsData, ListFollowVersionsErrors, ListFollowVersionsResponses, ListGroupMembersData, ListGroupMembersErrors, ListGroupMembersResponses, ListKindsData, ListKindsErrors, ListKindsResponses, ListLikeVersionsData, ListLikeVersionsErrors, ListLikeVersionsResponses, ListMembershipVersionsData, ListMembershipVersionsErrors, ListMembershipVersionsResponses, ListMessagesData, ListMessagesErrors, ListMessagesResponses, ListMessageVersionsData, ListMessageVersionsErrors, ListMessageVersionsResponses, ListMutualsData, ListMutualsErrors, ListMutualsResponses, ListPendingData, ListPendingErrors, ListPendingResponses, ListPostLikersData, ListPostLikersErrors, ListPostLikersResponses, ListPostSharersData, ListPostSharersErrors, ListPostSharersResponses, ListRepliesData, ListRepliesErrors, ListRepliesResponses, ListReviewsData, ListReviewsErrors, ListReviewsResponses, ListReviewVersionsData, ListReviewVersionsErrors, ListReviewVersionsResponses, ListShareVersionsData, ListShareVersionsErrors, ListShareVersionsResponses, ListThreadVersionsData, ListThreadVersionsErrors, ListThreadVersionsResponses, ListUserGroupsData, ListUserGroupsErrors, ListUserGroupsResponses, ListUserLikesData, ListUserLikesErrors, ListUserLikesResponses, ListUserMessagesData, ListUserMessagesErrors, ListUserMessagesResponses, ListUserReviewsData, ListUserReviewsErrors, ListUserReviewsResponses, ListUsersCommentsData, ListUsersCommentsErrors, ListUsersCommentsResponses, ListUserSharesData, ListUserSharesErrors, ListUserSharesResponses, ModerateCommentData, ModerateCommentErrors, ModerateCommentResponses, PatchMembershipData, PatchMembershipErrors, PatchMembershipResponses, PutLikeData, PutLikeErrors, PutLikeResponses, PutMembershipData, PutMembershipErrors, PutMembershipResponses, PutShareData, PutShareErrors, PutShareResponses, PutThreadData, PutThreadErrors, PutThreadResponses, RemoveGroupEdgesData, RemoveGroupEdgesErrors, RemoveGroupEdgesResponses, RemoveLikeData, RemoveLikeErrors, RemoveLikeResponses, RemoveMembershipData, RemoveMembershipErrors, RemoveMembershipResponses, RemovePostEdgesData, RemovePostEdgesErrors, RemovePostEdgesResponses, RemoveShareData, RemoveShareErrors, RemoveShareResponses, RemoveUserEdgesData, RemoveUserEdgesErrors, RemoveUserEdgesResponses, RetryDlqMessageData, RetryDlqMessageErrors, RetryDlqMessageResponses, UnfollowData, UnfollowErrors, UnfollowResponses } from './types.gen.js';
+import type { BatchCommentsData, BatchCommentsErrors, BatchCommentsResponses, BatchFollowsData, BatchFollowsErrors, BatchFollowsResponses, BatchLikesData, BatchLikesErrors, BatchLikesResponses, BatchMembershipsData, BatchMembershipsErrors, BatchMembershipsResponses, BatchMessagesData, BatchMessagesErrors, BatchMessagesResponses, BatchReviewsData, BatchReviewsErrors, BatchReviewsResponses, BatchSharesData, BatchSharesErrors, BatchSharesResponses, CheckFollowsData, CheckFollowsErrors, CheckFollowsResponses, CheckLikesData, CheckLikesErrors, CheckLikesResponses, CheckMembershipsData, CheckMembershipsErrors, CheckMembershipsResponses, CheckSharesData, CheckSharesErrors, CheckSharesResponses, CountUsersData, CountUsersErrors, CountUsersResponses, CreateCommentData, CreateCommentErrors, CreateCommentResponses, CreateMessageData, CreateMessageErrors, CreateMessageResponses, CreateReviewData, CreateReviewErrors, CreateReviewResponses, DeleteCommentData, DeleteCommentErrors, DeleteCommentResponses, DeleteMessageData, DeleteMessageErrors, DeleteMessageResponses, DeleteReviewData, DeleteReviewErrors, DeleteReviewResponses, DiscardDlqMessageData, DiscardDlqMessageErrors, DiscardDlqMessageResponses, EditCommentData, EditCommentErrors, EditCommentResponses, EditMessageData, EditMessageErrors, EditMessageResponses, EditReviewData, EditReviewErrors, EditReviewResponses, ExportCommentsData, ExportCommentsErrors, ExportCommentsResponses, ExportFollowsData, ExportFollowsErrors, ExportFollowsResponses, ExportLikesData, ExportLikesErrors, ExportLikesResponses, ExportMembershipsData, ExportMembershipsErrors, ExportMembershipsResponses, ExportMessagesData, ExportMessagesErrors, ExportMessagesResponses, ExportReviewsData, ExportReviewsErrors, ExportReviewsResponses, ExportSharesData, ExportSharesErrors, ExportSharesResponses, ExportThreadsData, ExportThreadsErrors, ExportThreadsResponses, GetCommentBySlugData, GetCommentBySlugErrors, GetCommentBySlugResponses, GetCommentData, GetCommentErrors, GetCommentResponses, GetCommentSummaryData, GetCommentSummaryErrors, GetCommentSummaryResponses, GetCommentTreeData, GetCommentTreeErrors, GetCommentTreeResponses, GetConversationCountsData, GetConversationCountsErrors, GetConversationCountsResponses, GetDlqMessageData, GetDlqMessageErrors, GetDlqMessageResponses, GetEdgeRemovalData, GetEdgeRemovalErrors, GetEdgeRemovalResponses, GetFollowData, GetFollowErrors, GetFollowResponses, GetGroupCountsData, GetGroupCountsErrors, GetGroupCountsResponses, GetLikeData, GetLikeErrors, GetLikeResponses, GetMembershipData, GetMembershipErrors, GetMembershipResponses, GetMessageData, GetMessageErrors, GetMessageResponses, GetMessageSummaryData, GetMessageSummaryErrors, GetMessageSummaryResponses, GetPostCountsData, GetPostCountsErrors, GetPostCountsResponses, GetProductCountsData, GetProductCountsErrors, GetProductCountsResponses, GetReviewData, GetReviewErrors, GetReviewResponses, GetReviewSummaryData, GetReviewSummaryErrors, GetReviewSummaryResponses, GetShareData, GetShareErrors, GetShareResponses, GetThreadData, GetThreadErrors, GetThreadResponses, GetUserCountsData, GetUserCountsErrors, GetUserCountsResponses, ListCommentRepliesData, ListCommentRepliesErrors, ListCommentRepliesResponses, ListCommentsData, ListCommentsErrors, ListCommentsResponses, ListCommentVersionsData, ListCommentVersionsErrors, ListCommentVersionsResponses, ListDlqMessagesData, ListDlqMessagesErrors, ListDlqMessagesResponses, ListFollowVersionsData, ListFollowVersionsErrors, ListFollowVersionsResponses, ListGroupMembersData, ListGroupMembersErrors, ListGroupMembersResponses, ListKindsData, ListKindsErrors, ListKindsResponses, ListLikeVersionsData, ListLikeVersionsErrors, ListLikeVersionsResponses, ListMembershipVersionsData, ListMembershipVersionsErrors, ListMembershipVersionsResponses, ListMessagesData, ListMessagesErrors, ListMessagesResponses, ListMessageVersionsData, ListMessageVersionsErrors, ListMessageVersionsResponses, ListPendingCommentsData, ListPendingCommentsErrors, ListPendingCommentsResponses, ListPostLikersData, ListPostLikersErrors, ListPostLikersResponses, ListPostSharersData, ListPostSharersErrors, ListPostSharersResponses, ListReviewsData, ListReviewsErrors, ListReviewsResponses, ListReviewVersionsData, ListReviewVersionsErrors, ListReviewVersionsResponses, ListShareVersionsData, ListShareVersionsErrors, ListShareVersionsResponses, ListThreadVersionsData, ListThreadVersionsErrors, ListThreadVersionsResponses, ListUserCommentsData, ListUserCommentsErrors, ListUserCommentsResponses, ListUserFollowersData, ListUserFollowersErrors, ListUserFollowersResponses, ListUserFollowingData, ListUserFollowingErrors, ListUserFollowingResponses, ListUserGroupsData, ListUserGroupsErrors, ListUserGroupsResponses, ListUserLikesData, ListUserLikesErrors, ListUserLikesResponses, ListUserMessagesData, ListUserMessagesErrors, ListUserMessagesResponses, ListUserMutualsData, ListUserMutualsErrors, ListUserMutualsResponses, ListUserReviewsData, ListUserReviewsErrors, ListUserReviewsResponses, ListUserSharesData, ListUserSharesErrors, ListUserSharesResponses, ModerateCommentData, ModerateCommentErrors, ModerateCommentResponses, PatchMembershipData, PatchMembershipErrors, PatchMembershipResponses, PutFollowData, PutFollowErrors, PutFollowResponses, PutLikeData, PutLikeErrors, PutLikeResponses, PutMembershipData, PutMembershipErrors, PutMembershipResponses, PutShareData, PutShareErrors, PutShareResponses, PutThreadData, PutThreadErrors, PutThreadResponses, RemoveFollowData, RemoveFollowErrors, RemoveFollowResponses, RemoveGroupEdgesData, RemoveGroupEdgesErrors, RemoveGroupEdgesResponses, RemoveLikeData, RemoveLikeErrors, RemoveLikeResponses, RemoveMembershipData, RemoveMembershipErrors, RemoveMembershipResponses, RemovePostEdgesData, RemovePostEdgesErrors, RemovePostEdgesResponses, RemoveShareData, RemoveShareErrors, RemoveShareResponses, RemoveUserEdgesData, RemoveUserEdgesErrors, RemoveUserEdgesResponses, RetryDlqMessageData, RetryDlqMessageErrors, RetryDlqMessageResponses } from './types.gen.js';
 
 export type Options<TData extends TDataShape = TDataShape, ThrowOnError extends boolean = boolean, TResponse = unknown> = Options2<TData, ThrowOnError, TResponse> & {
     /**
@@ -66,7 +66,7 @@ export class Operations extends HeyApiClient {
         return (options.client ?? this.client).delete<DeleteCommentResponses, DeleteCommentErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/comments/{id}',
+            url: '/v1/comments/{comment_id}',
             ...options
         });
     }
@@ -80,7 +80,7 @@ export class Operations extends HeyApiClient {
         return (options.client ?? this.client).get<GetCommentResponses, GetCommentErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/comments/{id}',
+            url: '/v1/comments/{comment_id}',
             ...options
         });
     }
@@ -94,7 +94,7 @@ export class Operations extends HeyApiClient {
         return (options.client ?? this.client).patch<EditCommentResponses, EditCommentErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/comments/{id}',
+            url: '/v1/comments/{comment_id}',
             ...options,
             headers: {
                 'Content-Type': 'application/json',
@@ -106,13 +106,13 @@ export class Operations extends HeyApiClient {
     /**
      * Approve, hide or remove a comment, or hold it for a moderator
      *
-     * `approved` undoes earlier decisions. `pending` adds the comment to the list that waits for a moderator; a rule that reports comments uses it. A repeated state changes nothing: 200 with the same version, and no event. A comment that its author deleted remains deleted. Needs the role `moderate`.
+     * `APPROVED` undoes earlier decisions. `PENDING` adds the comment to the list that waits for a moderator; a rule that reports comments uses it. A repeated state changes nothing: 200 with the same version, and no event. A comment that its author deleted remains deleted. Needs the role `moderate`.
      */
     public moderateComment<ThrowOnError extends boolean = true>(options: Options<ModerateCommentData, ThrowOnError>): RequestResult<ModerateCommentResponses, ModerateCommentErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).put<ModerateCommentResponses, ModerateCommentErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/comments/{id}/moderation',
+            url: '/v1/comments/{comment_id}/moderation',
             ...options,
             headers: {
                 'Content-Type': 'application/json',
@@ -126,11 +126,11 @@ export class Operations extends HeyApiClient {
      *
      * Reads a projection, in the order of the thread: each comment, then its replies, at any depth. An invisible comment with a visible reply is a tombstone. Needs the role `read`.
      */
-    public listReplies<ThrowOnError extends boolean = true>(options: Options<ListRepliesData, ThrowOnError>): RequestResult<ListRepliesResponses, ListRepliesErrors, ThrowOnError, 'data'> {
-        return (options.client ?? this.client).get<ListRepliesResponses, ListRepliesErrors, ThrowOnError, 'data'>({
+    public listCommentReplies<ThrowOnError extends boolean = true>(options: Options<ListCommentRepliesData, ThrowOnError>): RequestResult<ListCommentRepliesResponses, ListCommentRepliesErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).get<ListCommentRepliesResponses, ListCommentRepliesErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/comments/{id}/replies',
+            url: '/v1/comments/{comment_id}/replies',
             ...options
         });
     }
@@ -144,7 +144,7 @@ export class Operations extends HeyApiClient {
         return (options.client ?? this.client).get<ListCommentVersionsResponses, ListCommentVersionsErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/comments/{id}/versions',
+            url: '/v1/comments/{comment_id}/versions',
             ...options
         });
     }
@@ -177,6 +177,20 @@ export class Operations extends HeyApiClient {
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
             url: '/v1/comments:export',
+            ...options
+        });
+    }
+    
+    /**
+     * Count the edges and children of a conversation
+     *
+     * Reads a projection. An unknown conversation counts 0. Needs the role `read`.
+     */
+    public getConversationCounts<ThrowOnError extends boolean = true>(options: Options<GetConversationCountsData, ThrowOnError>): RequestResult<GetConversationCountsResponses, GetConversationCountsErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).get<GetConversationCountsResponses, GetConversationCountsErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/conversations/{conversation_id}/counts',
             ...options
         });
     }
@@ -228,20 +242,6 @@ export class Operations extends HeyApiClient {
     }
     
     /**
-     * Count the edges and children of a conversation
-     *
-     * Reads a projection. An unknown object counts 0. Needs the role `read`.
-     */
-    public getConversationCounts<ThrowOnError extends boolean = true>(options: Options<GetConversationCountsData, ThrowOnError>): RequestResult<GetConversationCountsResponses, GetConversationCountsErrors, ThrowOnError, 'data'> {
-        return (options.client ?? this.client).get<GetConversationCountsResponses, GetConversationCountsErrors, ThrowOnError, 'data'>({
-            responseStyle: 'data',
-            security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/conversations/{id}/counts',
-            ...options
-        });
-    }
-    
-    /**
      * Read the progress of a removal of all edges of an object
      *
      * Reads the truth. Needs the role `read`.
@@ -260,8 +260,8 @@ export class Operations extends HeyApiClient {
      *
      * 204 also if there was no follow; then there is no event. Needs the role `write`.
      */
-    public unfollow<ThrowOnError extends boolean = true>(options: Options<UnfollowData, ThrowOnError>): RequestResult<UnfollowResponses, UnfollowErrors, ThrowOnError, 'data'> {
-        return (options.client ?? this.client).delete<UnfollowResponses, UnfollowErrors, ThrowOnError, 'data'>({
+    public removeFollow<ThrowOnError extends boolean = true>(options: Options<RemoveFollowData, ThrowOnError>): RequestResult<RemoveFollowResponses, RemoveFollowErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).delete<RemoveFollowResponses, RemoveFollowErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
             url: '/v1/follows/{follower_id}/{followee_id}',
@@ -288,8 +288,8 @@ export class Operations extends HeyApiClient {
      *
      * 201 if the follow is new. 200 if it existed: then there is no event. Needs the role `write`.
      */
-    public follow<ThrowOnError extends boolean = true>(options: Options<FollowData, ThrowOnError>): RequestResult<FollowResponses, FollowErrors, ThrowOnError, 'data'> {
-        return (options.client ?? this.client).put<FollowResponses, FollowErrors, ThrowOnError, 'data'>({
+    public putFollow<ThrowOnError extends boolean = true>(options: Options<PutFollowData, ThrowOnError>): RequestResult<PutFollowResponses, PutFollowErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).put<PutFollowResponses, PutFollowErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
             url: '/v1/follows/{follower_id}/{followee_id}',
@@ -312,7 +312,7 @@ export class Operations extends HeyApiClient {
     }
     
     /**
-     * Follow and unfollow up to 1000 times
+     * Put and remove up to 1000 follows
      *
      * Each operation fails or succeeds alone, with the status or problem of its own route; there is no common transaction. Operations on the same pair, comment or key run in their order. The body is one JSON document or, as `application/x-ndjson`, one operation per line; a broken line fails alone. The answer has the same type and one outcome per operation, in order; the server sends it while it writes the batch. An operation with 503 `unavailable`, or without an outcome, may or may not have been written. Send these again in their order, creates with the same keys. With any other 503 an operation was not written. Actor and `traceparent` of the request apply to all operations. Needs the role `write`.
      */
@@ -364,13 +364,13 @@ export class Operations extends HeyApiClient {
     /**
      * Count the edges of a group
      *
-     * Reads a projection. An unknown object counts 0. Needs the role `read`.
+     * Reads a projection. An unknown group counts 0. Needs the role `read`.
      */
     public getGroupCounts<ThrowOnError extends boolean = true>(options: Options<GetGroupCountsData, ThrowOnError>): RequestResult<GetGroupCountsResponses, GetGroupCountsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<GetGroupCountsResponses, GetGroupCountsErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/groups/{id}/counts',
+            url: '/v1/groups/{group_id}/counts',
             ...options
         });
     }
@@ -384,7 +384,7 @@ export class Operations extends HeyApiClient {
         return (options.client ?? this.client).get<ListGroupMembersResponses, ListGroupMembersErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/groups/{id}/members',
+            url: '/v1/groups/{group_id}/members',
             ...options
         });
     }
@@ -398,7 +398,7 @@ export class Operations extends HeyApiClient {
         return (options.client ?? this.client).post<RemoveGroupEdgesResponses, RemoveGroupEdgesErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/groups/{id}:remove-edges',
+            url: '/v1/groups/{group_id}:remove-edges',
             ...options,
             headers: {
                 'Content-Type': 'application/json',
@@ -664,7 +664,7 @@ export class Operations extends HeyApiClient {
         return (options.client ?? this.client).delete<DeleteMessageResponses, DeleteMessageErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/messages/{id}',
+            url: '/v1/messages/{message_id}',
             ...options
         });
     }
@@ -678,7 +678,7 @@ export class Operations extends HeyApiClient {
         return (options.client ?? this.client).get<GetMessageResponses, GetMessageErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/messages/{id}',
+            url: '/v1/messages/{message_id}',
             ...options
         });
     }
@@ -692,7 +692,7 @@ export class Operations extends HeyApiClient {
         return (options.client ?? this.client).patch<EditMessageResponses, EditMessageErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/messages/{id}',
+            url: '/v1/messages/{message_id}',
             ...options,
             headers: {
                 'Content-Type': 'application/json',
@@ -710,7 +710,7 @@ export class Operations extends HeyApiClient {
         return (options.client ?? this.client).get<ListMessageVersionsResponses, ListMessageVersionsErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/messages/{id}/versions',
+            url: '/v1/messages/{message_id}/versions',
             ...options
         });
     }
@@ -752,8 +752,8 @@ export class Operations extends HeyApiClient {
      *
      * Reads a projection. Includes the bodies. Needs the role `moderate`.
      */
-    public listPending<ThrowOnError extends boolean = true>(options?: Options<ListPendingData, ThrowOnError>): RequestResult<ListPendingResponses, ListPendingErrors, ThrowOnError, 'data'> {
-        return (options?.client ?? this.client).get<ListPendingResponses, ListPendingErrors, ThrowOnError, 'data'>({
+    public listPendingComments<ThrowOnError extends boolean = true>(options?: Options<ListPendingCommentsData, ThrowOnError>): RequestResult<ListPendingCommentsResponses, ListPendingCommentsErrors, ThrowOnError, 'data'> {
+        return (options?.client ?? this.client).get<ListPendingCommentsResponses, ListPendingCommentsErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
             url: '/v1/moderation/pending',
@@ -766,8 +766,8 @@ export class Operations extends HeyApiClient {
      *
      * Lists the tenant's messages of the outbox's DLQ by id, without payloads. Reads the truth. Needs the role `admin`.
      */
-    public listDlq<ThrowOnError extends boolean = true>(options?: Options<ListDlqData, ThrowOnError>): RequestResult<ListDlqResponses, ListDlqErrors, ThrowOnError, 'data'> {
-        return (options?.client ?? this.client).get<ListDlqResponses, ListDlqErrors, ThrowOnError, 'data'>({
+    public listDlqMessages<ThrowOnError extends boolean = true>(options?: Options<ListDlqMessagesData, ThrowOnError>): RequestResult<ListDlqMessagesResponses, ListDlqMessagesErrors, ThrowOnError, 'data'> {
+        return (options?.client ?? this.client).get<ListDlqMessagesResponses, ListDlqMessagesErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
             url: '/v1/outbox/dlq',
@@ -784,7 +784,7 @@ export class Operations extends HeyApiClient {
         return (options.client ?? this.client).get<GetDlqMessageResponses, GetDlqMessageErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/outbox/dlq/{id}',
+            url: '/v1/outbox/dlq/{message_id}',
             ...options
         });
     }
@@ -798,7 +798,7 @@ export class Operations extends HeyApiClient {
         return (options.client ?? this.client).post<DiscardDlqMessageResponses, DiscardDlqMessageErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/outbox/dlq/{id}/discard',
+            url: '/v1/outbox/dlq/{message_id}:discard',
             ...options,
             headers: {
                 'Content-Type': 'application/json',
@@ -816,67 +816,7 @@ export class Operations extends HeyApiClient {
         return (options.client ?? this.client).post<RetryDlqMessageResponses, RetryDlqMessageErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/outbox/dlq/{id}/retry',
-            ...options,
-            headers: {
-                'Content-Type': 'application/json',
-                ...options.headers
-            }
-        });
-    }
-    
-    /**
-     * Count the edges and children of a post
-     *
-     * Reads a projection. An unknown object counts 0. Needs the role `read`.
-     */
-    public getPostCounts<ThrowOnError extends boolean = true>(options: Options<GetPostCountsData, ThrowOnError>): RequestResult<GetPostCountsResponses, GetPostCountsErrors, ThrowOnError, 'data'> {
-        return (options.client ?? this.client).get<GetPostCountsResponses, GetPostCountsErrors, ThrowOnError, 'data'>({
-            responseStyle: 'data',
-            security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/posts/{id}/counts',
-            ...options
-        });
-    }
-    
-    /**
-     * List the likers of a post, newest first
-     *
-     * Reads a projection. An unknown post has an empty list. Needs the role `read`.
-     */
-    public listPostLikers<ThrowOnError extends boolean = true>(options: Options<ListPostLikersData, ThrowOnError>): RequestResult<ListPostLikersResponses, ListPostLikersErrors, ThrowOnError, 'data'> {
-        return (options.client ?? this.client).get<ListPostLikersResponses, ListPostLikersErrors, ThrowOnError, 'data'>({
-            responseStyle: 'data',
-            security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/posts/{id}/likers',
-            ...options
-        });
-    }
-    
-    /**
-     * List the sharers of a post, newest first
-     *
-     * Reads a projection. An unknown post has an empty list. Needs the role `read`.
-     */
-    public listPostSharers<ThrowOnError extends boolean = true>(options: Options<ListPostSharersData, ThrowOnError>): RequestResult<ListPostSharersResponses, ListPostSharersErrors, ThrowOnError, 'data'> {
-        return (options.client ?? this.client).get<ListPostSharersResponses, ListPostSharersErrors, ThrowOnError, 'data'>({
-            responseStyle: 'data',
-            security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/posts/{id}/sharers',
-            ...options
-        });
-    }
-    
-    /**
-     * Remove all edges of a post
-     *
-     * Removes every edge that exists at the time of the answer, each with its own version and event. Location is the address of the progress. An edge created meanwhile may be removed or remain. A second request during the removal returns the same removal, which then also removes the edges that exist at that time. Needs the role `write`.
-     */
-    public removePostEdges<ThrowOnError extends boolean = true>(options: Options<RemovePostEdgesData, ThrowOnError>): RequestResult<RemovePostEdgesResponses, RemovePostEdgesErrors, ThrowOnError, 'data'> {
-        return (options.client ?? this.client).post<RemovePostEdgesResponses, RemovePostEdgesErrors, ThrowOnError, 'data'>({
-            responseStyle: 'data',
-            security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/posts/{id}:remove-edges',
+            url: '/v1/outbox/dlq/{message_id}:retry',
             ...options,
             headers: {
                 'Content-Type': 'application/json',
@@ -932,12 +872,26 @@ export class Operations extends HeyApiClient {
     }
     
     /**
+     * Count the comments of a post
+     *
+     * Reads a projection. An unknown post counts 0. Needs the role `read`.
+     */
+    public getCommentSummary<ThrowOnError extends boolean = true>(options: Options<GetCommentSummaryData, ThrowOnError>): RequestResult<GetCommentSummaryResponses, GetCommentSummaryErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).get<GetCommentSummaryResponses, GetCommentSummaryErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/posts/{post_id}/comments/summary',
+            ...options
+        });
+    }
+    
+    /**
      * Read a whole thread as one document
      *
      * Reads a projection. Returns up to 1000 comments, tombstones included; read a larger thread in pages. Needs the role `read`.
      */
-    public getTree<ThrowOnError extends boolean = true>(options: Options<GetTreeData, ThrowOnError>): RequestResult<GetTreeResponses, GetTreeErrors, ThrowOnError, 'data'> {
-        return (options.client ?? this.client).get<GetTreeResponses, GetTreeErrors, ThrowOnError, 'data'>({
+    public getCommentTree<ThrowOnError extends boolean = true>(options: Options<GetCommentTreeData, ThrowOnError>): RequestResult<GetCommentTreeResponses, GetCommentTreeErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).get<GetCommentTreeResponses, GetCommentTreeErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
             url: '/v1/posts/{post_id}/comments/tree',
@@ -946,15 +900,43 @@ export class Operations extends HeyApiClient {
     }
     
     /**
-     * Count the comments of a thread
+     * Count the edges and children of a post
      *
      * Reads a projection. An unknown post counts 0. Needs the role `read`.
      */
-    public getSummary<ThrowOnError extends boolean = true>(options: Options<GetSummaryData, ThrowOnError>): RequestResult<GetSummaryResponses, GetSummaryErrors, ThrowOnError, 'data'> {
-        return (options.client ?? this.client).get<GetSummaryResponses, GetSummaryErrors, ThrowOnError, 'data'>({
+    public getPostCounts<ThrowOnError extends boolean = true>(options: Options<GetPostCountsData, ThrowOnError>): RequestResult<GetPostCountsResponses, GetPostCountsErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).get<GetPostCountsResponses, GetPostCountsErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/posts/{post_id}/summary',
+            url: '/v1/posts/{post_id}/counts',
+            ...options
+        });
+    }
+    
+    /**
+     * List the likers of a post, newest first
+     *
+     * Reads a projection. An unknown post has an empty list. Needs the role `read`.
+     */
+    public listPostLikers<ThrowOnError extends boolean = true>(options: Options<ListPostLikersData, ThrowOnError>): RequestResult<ListPostLikersResponses, ListPostLikersErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).get<ListPostLikersResponses, ListPostLikersErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/posts/{post_id}/likers',
+            ...options
+        });
+    }
+    
+    /**
+     * List the sharers of a post, newest first
+     *
+     * Reads a projection. An unknown post has an empty list. Needs the role `read`.
+     */
+    public listPostSharers<ThrowOnError extends boolean = true>(options: Options<ListPostSharersData, ThrowOnError>): RequestResult<ListPostSharersResponses, ListPostSharersErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).get<ListPostSharersResponses, ListPostSharersErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/posts/{post_id}/sharers',
             ...options
         });
     }
@@ -1006,15 +988,33 @@ export class Operations extends HeyApiClient {
     }
     
     /**
+     * Remove all edges of a post
+     *
+     * Removes every edge that exists at the time of the answer, each with its own version and event. Location is the address of the progress. An edge created meanwhile may be removed or remain. A second request during the removal returns the same removal, which then also removes the edges that exist at that time. Needs the role `write`.
+     */
+    public removePostEdges<ThrowOnError extends boolean = true>(options: Options<RemovePostEdgesData, ThrowOnError>): RequestResult<RemovePostEdgesResponses, RemovePostEdgesErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).post<RemovePostEdgesResponses, RemovePostEdgesErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/posts/{post_id}:remove-edges',
+            ...options,
+            headers: {
+                'Content-Type': 'application/json',
+                ...options.headers
+            }
+        });
+    }
+    
+    /**
      * Count the edges and children of a product
      *
-     * Reads a projection. An unknown object counts 0. Needs the role `read`.
+     * Reads a projection. An unknown product counts 0. Needs the role `read`.
      */
     public getProductCounts<ThrowOnError extends boolean = true>(options: Options<GetProductCountsData, ThrowOnError>): RequestResult<GetProductCountsResponses, GetProductCountsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<GetProductCountsResponses, GetProductCountsErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/products/{id}/counts',
+            url: '/v1/products/{product_id}/counts',
             ...options
         });
     }
@@ -1074,7 +1074,7 @@ export class Operations extends HeyApiClient {
         return (options.client ?? this.client).delete<DeleteReviewResponses, DeleteReviewErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/reviews/{id}',
+            url: '/v1/reviews/{review_id}',
             ...options
         });
     }
@@ -1088,7 +1088,7 @@ export class Operations extends HeyApiClient {
         return (options.client ?? this.client).get<GetReviewResponses, GetReviewErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/reviews/{id}',
+            url: '/v1/reviews/{review_id}',
             ...options
         });
     }
@@ -1102,7 +1102,7 @@ export class Operations extends HeyApiClient {
         return (options.client ?? this.client).patch<EditReviewResponses, EditReviewErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/reviews/{id}',
+            url: '/v1/reviews/{review_id}',
             ...options,
             headers: {
                 'Content-Type': 'application/json',
@@ -1120,7 +1120,7 @@ export class Operations extends HeyApiClient {
         return (options.client ?? this.client).get<ListReviewVersionsResponses, ListReviewVersionsErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/reviews/{id}/versions',
+            url: '/v1/reviews/{review_id}/versions',
             ...options
         });
     }
@@ -1282,11 +1282,11 @@ export class Operations extends HeyApiClient {
      *
      * Reads a projection. An unknown user has an empty list. Needs the role `read`.
      */
-    public listUsersComments<ThrowOnError extends boolean = true>(options: Options<ListUsersCommentsData, ThrowOnError>): RequestResult<ListUsersCommentsResponses, ListUsersCommentsErrors, ThrowOnError, 'data'> {
-        return (options.client ?? this.client).get<ListUsersCommentsResponses, ListUsersCommentsErrors, ThrowOnError, 'data'>({
+    public listUserComments<ThrowOnError extends boolean = true>(options: Options<ListUserCommentsData, ThrowOnError>): RequestResult<ListUserCommentsResponses, ListUserCommentsErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).get<ListUserCommentsResponses, ListUserCommentsErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/users/{id}/comments',
+            url: '/v1/users/{user_id}/comments',
             ...options
         });
     }
@@ -1296,11 +1296,11 @@ export class Operations extends HeyApiClient {
      *
      * Reads a projection. An unknown user counts 0. Needs the role `read`.
      */
-    public getCounts<ThrowOnError extends boolean = true>(options: Options<GetCountsData, ThrowOnError>): RequestResult<GetCountsResponses, GetCountsErrors, ThrowOnError, 'data'> {
-        return (options.client ?? this.client).get<GetCountsResponses, GetCountsErrors, ThrowOnError, 'data'>({
+    public getUserCounts<ThrowOnError extends boolean = true>(options: Options<GetUserCountsData, ThrowOnError>): RequestResult<GetUserCountsResponses, GetUserCountsErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).get<GetUserCountsResponses, GetUserCountsErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/users/{id}/counts',
+            url: '/v1/users/{user_id}/counts',
             ...options
         });
     }
@@ -1310,11 +1310,11 @@ export class Operations extends HeyApiClient {
      *
      * Reads a projection. An unknown user has an empty list. Needs the role `read`.
      */
-    public listFollowers<ThrowOnError extends boolean = true>(options: Options<ListFollowersData, ThrowOnError>): RequestResult<ListFollowersResponses, ListFollowersErrors, ThrowOnError, 'data'> {
-        return (options.client ?? this.client).get<ListFollowersResponses, ListFollowersErrors, ThrowOnError, 'data'>({
+    public listUserFollowers<ThrowOnError extends boolean = true>(options: Options<ListUserFollowersData, ThrowOnError>): RequestResult<ListUserFollowersResponses, ListUserFollowersErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).get<ListUserFollowersResponses, ListUserFollowersErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/users/{id}/followers',
+            url: '/v1/users/{user_id}/followers',
             ...options
         });
     }
@@ -1324,11 +1324,11 @@ export class Operations extends HeyApiClient {
      *
      * Reads a projection. An unknown user has an empty list. Needs the role `read`.
      */
-    public listFollowing<ThrowOnError extends boolean = true>(options: Options<ListFollowingData, ThrowOnError>): RequestResult<ListFollowingResponses, ListFollowingErrors, ThrowOnError, 'data'> {
-        return (options.client ?? this.client).get<ListFollowingResponses, ListFollowingErrors, ThrowOnError, 'data'>({
+    public listUserFollowing<ThrowOnError extends boolean = true>(options: Options<ListUserFollowingData, ThrowOnError>): RequestResult<ListUserFollowingResponses, ListUserFollowingErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).get<ListUserFollowingResponses, ListUserFollowingErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/users/{id}/following',
+            url: '/v1/users/{user_id}/following',
             ...options
         });
     }
@@ -1342,7 +1342,7 @@ export class Operations extends HeyApiClient {
         return (options.client ?? this.client).get<ListUserGroupsResponses, ListUserGroupsErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/users/{id}/groups',
+            url: '/v1/users/{user_id}/groups',
             ...options
         });
     }
@@ -1356,7 +1356,7 @@ export class Operations extends HeyApiClient {
         return (options.client ?? this.client).get<ListUserLikesResponses, ListUserLikesErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/users/{id}/likes',
+            url: '/v1/users/{user_id}/likes',
             ...options
         });
     }
@@ -1370,7 +1370,7 @@ export class Operations extends HeyApiClient {
         return (options.client ?? this.client).get<ListUserMessagesResponses, ListUserMessagesErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/users/{id}/messages',
+            url: '/v1/users/{user_id}/messages',
             ...options
         });
     }
@@ -1380,11 +1380,11 @@ export class Operations extends HeyApiClient {
      *
      * Ordered like the user's following list, newest first. Reads a projection. If the user follows more than 5000 users and the other has more than 5000 followers, only the user's newest 5000 are searched. The answer is then the beginning of the list, and `truncated` is true. It is also true if more than `limit` users match. The list has no further page. Needs the role `read`.
      */
-    public listMutuals<ThrowOnError extends boolean = true>(options: Options<ListMutualsData, ThrowOnError>): RequestResult<ListMutualsResponses, ListMutualsErrors, ThrowOnError, 'data'> {
-        return (options.client ?? this.client).get<ListMutualsResponses, ListMutualsErrors, ThrowOnError, 'data'>({
+    public listUserMutuals<ThrowOnError extends boolean = true>(options: Options<ListUserMutualsData, ThrowOnError>): RequestResult<ListUserMutualsResponses, ListUserMutualsErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).get<ListUserMutualsResponses, ListUserMutualsErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/users/{id}/mutuals/{other}',
+            url: '/v1/users/{user_id}/mutuals/{other_id}',
             ...options
         });
     }
@@ -1398,7 +1398,7 @@ export class Operations extends HeyApiClient {
         return (options.client ?? this.client).get<ListUserReviewsResponses, ListUserReviewsErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/users/{id}/reviews',
+            url: '/v1/users/{user_id}/reviews',
             ...options
         });
     }
@@ -1412,7 +1412,7 @@ export class Operations extends HeyApiClient {
         return (options.client ?? this.client).get<ListUserSharesResponses, ListUserSharesErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/users/{id}/shares',
+            url: '/v1/users/{user_id}/shares',
             ...options
         });
     }
@@ -1426,7 +1426,7 @@ export class Operations extends HeyApiClient {
         return (options.client ?? this.client).post<RemoveUserEdgesResponses, RemoveUserEdgesErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/users/{id}:remove-edges',
+            url: '/v1/users/{user_id}:remove-edges',
             ...options,
             headers: {
                 'Content-Type': 'application/json',
@@ -1440,11 +1440,11 @@ export class Operations extends HeyApiClient {
      *
      * Reads a projection. An unknown user counts 0. Needs the role `read`.
      */
-    public getManyCounts<ThrowOnError extends boolean = true>(options: Options<GetManyCountsData, ThrowOnError>): RequestResult<GetManyCountsResponses, GetManyCountsErrors, ThrowOnError, 'data'> {
-        return (options.client ?? this.client).post<GetManyCountsResponses, GetManyCountsErrors, ThrowOnError, 'data'>({
+    public countUsers<ThrowOnError extends boolean = true>(options: Options<CountUsersData, ThrowOnError>): RequestResult<CountUsersResponses, CountUsersErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).post<CountUsersResponses, CountUsersErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/users:counts',
+            url: '/v1/users:count',
             ...options,
             headers: {
                 'Content-Type': 'application/json',

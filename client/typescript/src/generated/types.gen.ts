@@ -113,7 +113,7 @@ export type Comment = {
      * Short and unique within the post: the permalink.
      */
     slug: string;
-    state: 'visible' | 'pending' | 'hidden' | 'removed' | 'deleted' | 'erased';
+    state: 'VISIBLE' | 'PENDING' | 'HIDDEN' | 'REMOVED' | 'DELETED' | 'ERASED';
     updated_at: string;
     /**
      * Rises by one with each change; also the ETag.
@@ -447,9 +447,9 @@ export type EdgeRemoval = {
     };
     requested_at: string;
     /**
-     * pending until the first edges are removed.
+     * PENDING until the first edges are removed.
      */
-    state: 'pending' | 'running' | 'done';
+    state: 'PENDING' | 'RUNNING' | 'DONE';
     /**
      * When the last slice finished.
      */
@@ -583,7 +583,7 @@ export type FollowOperation = {
      * A decimal number from 1 to 9223372036854775807, as a string.
      */
     follower_id: string;
-    op: 'follow' | 'unfollow';
+    op: 'put' | 'remove';
 };
 
 export type FollowVersion = {
@@ -1047,7 +1047,7 @@ export type Message = {
     conversation_id: string;
     created_at: string;
     message_id: string;
-    state: 'visible' | 'deleted' | 'erased';
+    state: 'VISIBLE' | 'DELETED' | 'ERASED';
     updated_at: string;
     /**
      * Rises by one with each change; also the ETag.
@@ -1217,7 +1217,7 @@ export type ModerateInputBody = {
      * The reason, for the event and the history: at most 1000 bytes of UTF-8 without control characters.
      */
     reason?: string;
-    state: 'approved' | 'hidden' | 'removed' | 'pending';
+    state: 'APPROVED' | 'HIDDEN' | 'REMOVED' | 'PENDING';
 };
 
 export type MutualList = {
@@ -1470,7 +1470,7 @@ export type Review = {
      */
     product_id: string;
     review_id: string;
-    state: 'visible' | 'deleted' | 'erased';
+    state: 'VISIBLE' | 'DELETED' | 'ERASED';
     updated_at: string;
     /**
      * Rises by one with each change; also the ETag.
@@ -1854,7 +1854,7 @@ export type ThreadComment = {
      * Short and unique within the post: the permalink.
      */
     slug: string;
-    state: 'visible' | 'pending' | 'hidden' | 'removed' | 'deleted' | 'erased';
+    state: 'VISIBLE' | 'PENDING' | 'HIDDEN' | 'REMOVED' | 'DELETED' | 'ERASED';
     thread: ThreadState;
     updated_at: string;
     /**
@@ -2025,7 +2025,7 @@ export type TreeComment = {
      * Short and unique within the post: the permalink.
      */
     slug: string;
-    state: 'visible' | 'pending' | 'hidden' | 'removed' | 'deleted' | 'erased';
+    state: 'VISIBLE' | 'PENDING' | 'HIDDEN' | 'REMOVED' | 'DELETED' | 'ERASED';
     updated_at: string;
     /**
      * Rises by one with each change; also the ETag.
@@ -2081,10 +2081,10 @@ export type DeleteCommentData = {
         'If-Match'?: string;
     };
     path: {
-        id: string;
+        comment_id: string;
     };
     query?: never;
-    url: '/v1/comments/{id}';
+    url: '/v1/comments/{comment_id}';
 };
 
 export type DeleteCommentErrors = {
@@ -2106,6 +2106,10 @@ export type DeleteCommentErrors = {
      */
     404: Problem;
     /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
      * `comment-gone`: The comment's state does not allow this change; current shows it.
      */
     409: Problem;
@@ -2113,6 +2117,10 @@ export type DeleteCommentErrors = {
      * `version-stale`: The version in If-Match is not the current one; current shows it.
      */
     412: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -2157,10 +2165,10 @@ export type GetCommentData = {
         'If-None-Match'?: string;
     };
     path: {
-        id: string;
+        comment_id: string;
     };
     query?: never;
-    url: '/v1/comments/{id}';
+    url: '/v1/comments/{comment_id}';
 };
 
 export type GetCommentErrors = {
@@ -2181,6 +2189,14 @@ export type GetCommentErrors = {
      * `not-found`: The resource does not exist.
      */
     404: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -2228,10 +2244,10 @@ export type EditCommentData = {
         'If-Match'?: string;
     };
     path: {
-        id: string;
+        comment_id: string;
     };
     query?: never;
-    url: '/v1/comments/{id}';
+    url: '/v1/comments/{comment_id}';
 };
 
 export type EditCommentErrors = {
@@ -2328,10 +2344,10 @@ export type ModerateCommentData = {
         'If-Match'?: string;
     };
     path: {
-        id: string;
+        comment_id: string;
     };
     query?: never;
-    url: '/v1/comments/{id}/moderation';
+    url: '/v1/comments/{comment_id}/moderation';
 };
 
 export type ModerateCommentErrors = {
@@ -2408,7 +2424,7 @@ export type ModerateCommentResponses = {
 
 export type ModerateCommentResponse = ModerateCommentResponses[keyof ModerateCommentResponses];
 
-export type ListRepliesData = {
+export type ListCommentRepliesData = {
     body?: never;
     headers?: {
         /**
@@ -2417,7 +2433,7 @@ export type ListRepliesData = {
         'Tidings-Token'?: string;
     };
     path: {
-        id: string;
+        comment_id: string;
     };
     query?: {
         /**
@@ -2429,10 +2445,10 @@ export type ListRepliesData = {
          */
         cursor?: string;
     };
-    url: '/v1/comments/{id}/replies';
+    url: '/v1/comments/{comment_id}/replies';
 };
 
-export type ListRepliesErrors = {
+export type ListCommentRepliesErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `cursor-invalid`: The cursor does not belong to this list.
@@ -2452,6 +2468,14 @@ export type ListRepliesErrors = {
      */
     404: Problem;
     /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
@@ -2470,21 +2494,21 @@ export type ListRepliesErrors = {
     503: Problem;
 };
 
-export type ListRepliesError = ListRepliesErrors[keyof ListRepliesErrors];
+export type ListCommentRepliesError = ListCommentRepliesErrors[keyof ListCommentRepliesErrors];
 
-export type ListRepliesResponses = {
+export type ListCommentRepliesResponses = {
     /**
      * OK
      */
     200: ThreadPage;
 };
 
-export type ListRepliesResponse = ListRepliesResponses[keyof ListRepliesResponses];
+export type ListCommentRepliesResponse = ListCommentRepliesResponses[keyof ListCommentRepliesResponses];
 
 export type ListCommentVersionsData = {
     body?: never;
     path: {
-        id: string;
+        comment_id: string;
     };
     query?: {
         /**
@@ -2496,7 +2520,7 @@ export type ListCommentVersionsData = {
          */
         cursor?: string;
     };
-    url: '/v1/comments/{id}/versions';
+    url: '/v1/comments/{comment_id}/versions';
 };
 
 export type ListCommentVersionsErrors = {
@@ -2518,6 +2542,14 @@ export type ListCommentVersionsErrors = {
      * `not-found`: The resource does not exist.
      */
     404: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -2663,9 +2695,17 @@ export type ExportCommentsErrors = {
      */
     403: Problem;
     /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
      * `export-outdated`: The export no longer joins the streams, because an erasure began or a stream dropped messages; begin again without a cursor.
      */
     410: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -2696,6 +2736,76 @@ export type ExportCommentsResponses = {
 };
 
 export type ExportCommentsResponse = ExportCommentsResponses[keyof ExportCommentsResponses];
+
+export type GetConversationCountsData = {
+    body?: never;
+    headers?: {
+        /**
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
+         */
+        'Tidings-Token'?: string;
+    };
+    path: {
+        /**
+         * The conversation.
+         */
+        conversation_id: string;
+    };
+    query?: never;
+    url: '/v1/conversations/{conversation_id}/counts';
+};
+
+export type GetConversationCountsErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type GetConversationCountsError = GetConversationCountsErrors[keyof GetConversationCountsErrors];
+
+export type GetConversationCountsResponses = {
+    /**
+     * OK
+     */
+    200: ConversationCounts;
+};
+
+export type GetConversationCountsResponse = GetConversationCountsResponses[keyof GetConversationCountsResponses];
 
 export type ListMessagesData = {
     body?: never;
@@ -2755,6 +2865,14 @@ export type ListMessagesErrors = {
      * `not-found`: The resource does not exist.
      */
     404: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -2906,6 +3024,14 @@ export type GetMessageSummaryErrors = {
      */
     403: Problem;
     /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
@@ -2934,68 +3060,6 @@ export type GetMessageSummaryResponses = {
 };
 
 export type GetMessageSummaryResponse = GetMessageSummaryResponses[keyof GetMessageSummaryResponses];
-
-export type GetConversationCountsData = {
-    body?: never;
-    headers?: {
-        /**
-         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
-         */
-        'Tidings-Token'?: string;
-    };
-    path: {
-        /**
-         * The conversation.
-         */
-        id: string;
-    };
-    query?: never;
-    url: '/v1/conversations/{id}/counts';
-};
-
-export type GetConversationCountsErrors = {
-    /**
-     * `bad-request`: The request cannot be read.
-     * `header-invalid`: A header has an invalid value.
-     */
-    400: Problem;
-    /**
-     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
-     */
-    401: Problem;
-    /**
-     * `role-missing`: The token lacks the role that the route needs.
-     */
-    403: Problem;
-    /**
-     * `validation-failed`: Some values are invalid; errors names them.
-     */
-    422: Problem;
-    /**
-     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
-     */
-    429: Problem;
-    /**
-     * `internal`: The server failed.
-     */
-    500: Problem;
-    /**
-     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
-     * `unavailable`: A database is unavailable; retry.
-     */
-    503: Problem;
-};
-
-export type GetConversationCountsError = GetConversationCountsErrors[keyof GetConversationCountsErrors];
-
-export type GetConversationCountsResponses = {
-    /**
-     * OK
-     */
-    200: ConversationCounts;
-};
-
-export type GetConversationCountsResponse = GetConversationCountsResponses[keyof GetConversationCountsResponses];
 
 export type GetEdgeRemovalData = {
     body?: never;
@@ -3028,6 +3092,14 @@ export type GetEdgeRemovalErrors = {
      */
     404: Problem;
     /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
@@ -3057,7 +3129,7 @@ export type GetEdgeRemovalResponses = {
 
 export type GetEdgeRemovalResponse = GetEdgeRemovalResponses[keyof GetEdgeRemovalResponses];
 
-export type UnfollowData = {
+export type RemoveFollowData = {
     body?: never;
     headers?: {
         /**
@@ -3083,7 +3155,7 @@ export type UnfollowData = {
     url: '/v1/follows/{follower_id}/{followee_id}';
 };
 
-export type UnfollowErrors = {
+export type RemoveFollowErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `header-invalid`: A header has an invalid value.
@@ -3097,6 +3169,14 @@ export type UnfollowErrors = {
      * `role-missing`: The token lacks the role that the route needs.
      */
     403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      * `self-follow`: A user cannot follow themselves.
@@ -3117,16 +3197,16 @@ export type UnfollowErrors = {
     503: Problem;
 };
 
-export type UnfollowError = UnfollowErrors[keyof UnfollowErrors];
+export type RemoveFollowError = RemoveFollowErrors[keyof RemoveFollowErrors];
 
-export type UnfollowResponses = {
+export type RemoveFollowResponses = {
     /**
      * No Content
      */
     204: void;
 };
 
-export type UnfollowResponse = UnfollowResponses[keyof UnfollowResponses];
+export type RemoveFollowResponse = RemoveFollowResponses[keyof RemoveFollowResponses];
 
 export type GetFollowData = {
     body?: never;
@@ -3169,6 +3249,14 @@ export type GetFollowErrors = {
      */
     404: Problem;
     /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
@@ -3198,7 +3286,7 @@ export type GetFollowResponses = {
 
 export type GetFollowResponse = GetFollowResponses[keyof GetFollowResponses];
 
-export type FollowData = {
+export type PutFollowData = {
     body?: never;
     headers?: {
         /**
@@ -3224,7 +3312,7 @@ export type FollowData = {
     url: '/v1/follows/{follower_id}/{followee_id}';
 };
 
-export type FollowErrors = {
+export type PutFollowErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `header-invalid`: A header has an invalid value.
@@ -3238,6 +3326,14 @@ export type FollowErrors = {
      * `role-missing`: The token lacks the role that the route needs.
      */
     403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      * `self-follow`: A user cannot follow themselves.
@@ -3258,9 +3354,9 @@ export type FollowErrors = {
     503: Problem;
 };
 
-export type FollowError = FollowErrors[keyof FollowErrors];
+export type PutFollowError = PutFollowErrors[keyof PutFollowErrors];
 
-export type FollowResponses = {
+export type PutFollowResponses = {
     /**
      * The follow existed.
      */
@@ -3271,7 +3367,7 @@ export type FollowResponses = {
     201: Follow;
 };
 
-export type FollowResponse = FollowResponses[keyof FollowResponses];
+export type PutFollowResponse = PutFollowResponses[keyof PutFollowResponses];
 
 export type ListFollowVersionsData = {
     body?: never;
@@ -3313,6 +3409,14 @@ export type ListFollowVersionsErrors = {
      * `role-missing`: The token lacks the role that the route needs.
      */
     403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -3528,9 +3632,17 @@ export type ExportFollowsErrors = {
      */
     403: Problem;
     /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
      * `export-outdated`: The export no longer joins the streams, because an erasure began or a stream dropped messages; begin again without a cursor.
      */
     410: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -3574,10 +3686,10 @@ export type GetGroupCountsData = {
         /**
          * The group.
          */
-        id: string;
+        group_id: string;
     };
     query?: never;
-    url: '/v1/groups/{id}/counts';
+    url: '/v1/groups/{group_id}/counts';
 };
 
 export type GetGroupCountsErrors = {
@@ -3594,6 +3706,14 @@ export type GetGroupCountsErrors = {
      * `role-missing`: The token lacks the role that the route needs.
      */
     403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -3636,7 +3756,7 @@ export type ListGroupMembersData = {
         /**
          * The group.
          */
-        id: string;
+        group_id: string;
     };
     query?: {
         /**
@@ -3652,7 +3772,7 @@ export type ListGroupMembersData = {
          */
         role?: 'member' | 'moderator' | 'owner';
     };
-    url: '/v1/groups/{id}/members';
+    url: '/v1/groups/{group_id}/members';
 };
 
 export type ListGroupMembersErrors = {
@@ -3670,6 +3790,14 @@ export type ListGroupMembersErrors = {
      * `role-missing`: The token lacks the role that the route needs.
      */
     403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -3716,10 +3844,10 @@ export type RemoveGroupEdgesData = {
         /**
          * The group.
          */
-        id: string;
+        group_id: string;
     };
     query?: never;
-    url: '/v1/groups/{id}:remove-edges';
+    url: '/v1/groups/{group_id}:remove-edges';
 };
 
 export type RemoveGroupEdgesErrors = {
@@ -3807,6 +3935,14 @@ export type ListKindsErrors = {
      */
     403: Problem;
     /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
@@ -3876,6 +4012,14 @@ export type RemoveLikeErrors = {
      * `role-missing`: The token lacks the role that the route needs.
      */
     403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -3947,6 +4091,14 @@ export type GetLikeErrors = {
      */
     404: Problem;
     /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
@@ -4016,6 +4168,14 @@ export type PutLikeErrors = {
      * `role-missing`: The token lacks the role that the route needs.
      */
     403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -4090,6 +4250,14 @@ export type ListLikeVersionsErrors = {
      * `role-missing`: The token lacks the role that the route needs.
      */
     403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -4305,9 +4473,17 @@ export type ExportLikesErrors = {
      */
     403: Problem;
     /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
      * `export-outdated`: The export no longer joins the streams, because an erasure began or a stream dropped messages; begin again without a cursor.
      */
     410: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -4388,9 +4564,17 @@ export type RemoveMembershipErrors = {
      */
     404: Problem;
     /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
      * `version-stale`: The version in If-Match is not the current one; current shows it.
      */
     412: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -4461,6 +4645,14 @@ export type GetMembershipErrors = {
      * `not-found`: The resource does not exist.
      */
     404: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -4734,6 +4926,14 @@ export type ListMembershipVersionsErrors = {
      */
     403: Problem;
     /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
@@ -4948,9 +5148,17 @@ export type ExportMembershipsErrors = {
      */
     403: Problem;
     /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
      * `export-outdated`: The export no longer joins the streams, because an erasure began or a stream dropped messages; begin again without a cursor.
      */
     410: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -4999,10 +5207,10 @@ export type DeleteMessageData = {
         'If-Match'?: string;
     };
     path: {
-        id: string;
+        message_id: string;
     };
     query?: never;
-    url: '/v1/messages/{id}';
+    url: '/v1/messages/{message_id}';
 };
 
 export type DeleteMessageErrors = {
@@ -5024,6 +5232,10 @@ export type DeleteMessageErrors = {
      */
     404: Problem;
     /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
      * `child-gone`: The state does not allow this change; current shows it.
      */
     409: Problem;
@@ -5031,6 +5243,10 @@ export type DeleteMessageErrors = {
      * `version-stale`: The version in If-Match is not the current one; current shows it.
      */
     412: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -5075,10 +5291,10 @@ export type GetMessageData = {
         'If-None-Match'?: string;
     };
     path: {
-        id: string;
+        message_id: string;
     };
     query?: never;
-    url: '/v1/messages/{id}';
+    url: '/v1/messages/{message_id}';
 };
 
 export type GetMessageErrors = {
@@ -5099,6 +5315,14 @@ export type GetMessageErrors = {
      * `not-found`: The resource does not exist.
      */
     404: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -5146,10 +5370,10 @@ export type EditMessageData = {
         'If-Match'?: string;
     };
     path: {
-        id: string;
+        message_id: string;
     };
     query?: never;
-    url: '/v1/messages/{id}';
+    url: '/v1/messages/{message_id}';
 };
 
 export type EditMessageErrors = {
@@ -5232,7 +5456,7 @@ export type EditMessageResponse = EditMessageResponses[keyof EditMessageResponse
 export type ListMessageVersionsData = {
     body?: never;
     path: {
-        id: string;
+        message_id: string;
     };
     query?: {
         /**
@@ -5244,7 +5468,7 @@ export type ListMessageVersionsData = {
          */
         cursor?: string;
     };
-    url: '/v1/messages/{id}/versions';
+    url: '/v1/messages/{message_id}/versions';
 };
 
 export type ListMessageVersionsErrors = {
@@ -5266,6 +5490,14 @@ export type ListMessageVersionsErrors = {
      * `not-found`: The resource does not exist.
      */
     404: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -5411,9 +5643,17 @@ export type ExportMessagesErrors = {
      */
     403: Problem;
     /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
      * `export-outdated`: The export no longer joins the streams, because an erasure began or a stream dropped messages; begin again without a cursor.
      */
     410: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -5445,7 +5685,7 @@ export type ExportMessagesResponses = {
 
 export type ExportMessagesResponse = ExportMessagesResponses[keyof ExportMessagesResponses];
 
-export type ListPendingData = {
+export type ListPendingCommentsData = {
     body?: never;
     headers?: {
         /**
@@ -5471,7 +5711,7 @@ export type ListPendingData = {
     url: '/v1/moderation/pending';
 };
 
-export type ListPendingErrors = {
+export type ListPendingCommentsErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `cursor-invalid`: The cursor does not belong to this list.
@@ -5486,6 +5726,14 @@ export type ListPendingErrors = {
      * `role-missing`: The token lacks the role that the route needs.
      */
     403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -5505,18 +5753,18 @@ export type ListPendingErrors = {
     503: Problem;
 };
 
-export type ListPendingError = ListPendingErrors[keyof ListPendingErrors];
+export type ListPendingCommentsError = ListPendingCommentsErrors[keyof ListPendingCommentsErrors];
 
-export type ListPendingResponses = {
+export type ListPendingCommentsResponses = {
     /**
      * OK
      */
     200: CommentList;
 };
 
-export type ListPendingResponse = ListPendingResponses[keyof ListPendingResponses];
+export type ListPendingCommentsResponse = ListPendingCommentsResponses[keyof ListPendingCommentsResponses];
 
-export type ListDlqData = {
+export type ListDlqMessagesData = {
     body?: never;
     path?: never;
     query?: {
@@ -5552,7 +5800,7 @@ export type ListDlqData = {
     url: '/v1/outbox/dlq';
 };
 
-export type ListDlqErrors = {
+export type ListDlqMessagesErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `cursor-invalid`: The cursor does not belong to this list.
@@ -5567,6 +5815,14 @@ export type ListDlqErrors = {
      * `role-missing`: The token lacks the role that the route needs.
      */
     403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -5586,16 +5842,16 @@ export type ListDlqErrors = {
     503: Problem;
 };
 
-export type ListDlqError = ListDlqErrors[keyof ListDlqErrors];
+export type ListDlqMessagesError = ListDlqMessagesErrors[keyof ListDlqMessagesErrors];
 
-export type ListDlqResponses = {
+export type ListDlqMessagesResponses = {
     /**
      * OK
      */
     200: DeadMessageList;
 };
 
-export type ListDlqResponse = ListDlqResponses[keyof ListDlqResponses];
+export type ListDlqMessagesResponse = ListDlqMessagesResponses[keyof ListDlqMessagesResponses];
 
 export type GetDlqMessageData = {
     body?: never;
@@ -5603,10 +5859,10 @@ export type GetDlqMessageData = {
         /**
          * The message's id.
          */
-        id: string;
+        message_id: string;
     };
     query?: never;
-    url: '/v1/outbox/dlq/{id}';
+    url: '/v1/outbox/dlq/{message_id}';
 };
 
 export type GetDlqMessageErrors = {
@@ -5627,6 +5883,14 @@ export type GetDlqMessageErrors = {
      * `not-found`: The resource does not exist.
      */
     404: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -5673,10 +5937,10 @@ export type DiscardDlqMessageData = {
         /**
          * The message's id.
          */
-        id: string;
+        message_id: string;
     };
     query?: never;
-    url: '/v1/outbox/dlq/{id}/discard';
+    url: '/v1/outbox/dlq/{message_id}:discard';
 };
 
 export type DiscardDlqMessageErrors = {
@@ -5756,10 +6020,10 @@ export type RetryDlqMessageData = {
         /**
          * The message's id.
          */
-        id: string;
+        message_id: string;
     };
     query?: never;
-    url: '/v1/outbox/dlq/{id}/retry';
+    url: '/v1/outbox/dlq/{message_id}:retry';
 };
 
 export type RetryDlqMessageErrors = {
@@ -5823,291 +6087,6 @@ export type RetryDlqMessageResponses = {
 
 export type RetryDlqMessageResponse = RetryDlqMessageResponses[keyof RetryDlqMessageResponses];
 
-export type GetPostCountsData = {
-    body?: never;
-    headers?: {
-        /**
-         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
-         */
-        'Tidings-Token'?: string;
-    };
-    path: {
-        /**
-         * The post.
-         */
-        id: string;
-    };
-    query?: never;
-    url: '/v1/posts/{id}/counts';
-};
-
-export type GetPostCountsErrors = {
-    /**
-     * `bad-request`: The request cannot be read.
-     * `header-invalid`: A header has an invalid value.
-     */
-    400: Problem;
-    /**
-     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
-     */
-    401: Problem;
-    /**
-     * `role-missing`: The token lacks the role that the route needs.
-     */
-    403: Problem;
-    /**
-     * `validation-failed`: Some values are invalid; errors names them.
-     */
-    422: Problem;
-    /**
-     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
-     */
-    429: Problem;
-    /**
-     * `internal`: The server failed.
-     */
-    500: Problem;
-    /**
-     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
-     * `unavailable`: A database is unavailable; retry.
-     */
-    503: Problem;
-};
-
-export type GetPostCountsError = GetPostCountsErrors[keyof GetPostCountsErrors];
-
-export type GetPostCountsResponses = {
-    /**
-     * OK
-     */
-    200: PostCounts;
-};
-
-export type GetPostCountsResponse = GetPostCountsResponses[keyof GetPostCountsResponses];
-
-export type ListPostLikersData = {
-    body?: never;
-    headers?: {
-        /**
-         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
-         */
-        'Tidings-Token'?: string;
-    };
-    path: {
-        /**
-         * The post.
-         */
-        id: string;
-    };
-    query?: {
-        /**
-         * At most this many items.
-         */
-        limit?: number;
-        /**
-         * The value of next, or of prev if there is one, in another page of this list.
-         */
-        cursor?: string;
-    };
-    url: '/v1/posts/{id}/likers';
-};
-
-export type ListPostLikersErrors = {
-    /**
-     * `bad-request`: The request cannot be read.
-     * `cursor-invalid`: The cursor does not belong to this list.
-     * `header-invalid`: A header has an invalid value.
-     */
-    400: Problem;
-    /**
-     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
-     */
-    401: Problem;
-    /**
-     * `role-missing`: The token lacks the role that the route needs.
-     */
-    403: Problem;
-    /**
-     * `validation-failed`: Some values are invalid; errors names them.
-     */
-    422: Problem;
-    /**
-     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
-     */
-    429: Problem;
-    /**
-     * `internal`: The server failed.
-     */
-    500: Problem;
-    /**
-     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
-     * `unavailable`: A database is unavailable; retry.
-     */
-    503: Problem;
-};
-
-export type ListPostLikersError = ListPostLikersErrors[keyof ListPostLikersErrors];
-
-export type ListPostLikersResponses = {
-    /**
-     * OK
-     */
-    200: LikeOrigins;
-};
-
-export type ListPostLikersResponse = ListPostLikersResponses[keyof ListPostLikersResponses];
-
-export type ListPostSharersData = {
-    body?: never;
-    headers?: {
-        /**
-         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
-         */
-        'Tidings-Token'?: string;
-    };
-    path: {
-        /**
-         * The post.
-         */
-        id: string;
-    };
-    query?: {
-        /**
-         * At most this many items.
-         */
-        limit?: number;
-        /**
-         * The value of next, or of prev if there is one, in another page of this list.
-         */
-        cursor?: string;
-    };
-    url: '/v1/posts/{id}/sharers';
-};
-
-export type ListPostSharersErrors = {
-    /**
-     * `bad-request`: The request cannot be read.
-     * `cursor-invalid`: The cursor does not belong to this list.
-     * `header-invalid`: A header has an invalid value.
-     */
-    400: Problem;
-    /**
-     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
-     */
-    401: Problem;
-    /**
-     * `role-missing`: The token lacks the role that the route needs.
-     */
-    403: Problem;
-    /**
-     * `validation-failed`: Some values are invalid; errors names them.
-     */
-    422: Problem;
-    /**
-     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
-     */
-    429: Problem;
-    /**
-     * `internal`: The server failed.
-     */
-    500: Problem;
-    /**
-     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
-     * `unavailable`: A database is unavailable; retry.
-     */
-    503: Problem;
-};
-
-export type ListPostSharersError = ListPostSharersErrors[keyof ListPostSharersErrors];
-
-export type ListPostSharersResponses = {
-    /**
-     * OK
-     */
-    200: ShareOrigins;
-};
-
-export type ListPostSharersResponse = ListPostSharersResponses[keyof ListPostSharersResponses];
-
-export type RemovePostEdgesData = {
-    body?: PostEdgeRemovalOptions;
-    headers?: {
-        /**
-         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
-         */
-        'Tidings-Actor'?: string;
-        /**
-         * W3C Trace Context, recorded with the event. Ignored if malformed.
-         */
-        traceparent?: string;
-    };
-    path: {
-        /**
-         * The post.
-         */
-        id: string;
-    };
-    query?: never;
-    url: '/v1/posts/{id}:remove-edges';
-};
-
-export type RemovePostEdgesErrors = {
-    /**
-     * `bad-request`: The request cannot be read.
-     * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
-     * `header-invalid`: A header has an invalid value.
-     */
-    400: Problem;
-    /**
-     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
-     */
-    401: Problem;
-    /**
-     * `role-missing`: The token lacks the role that the route needs.
-     */
-    403: Problem;
-    /**
-     * `request-timeout`: The request took too long to arrive.
-     */
-    408: Problem;
-    /**
-     * `request-too-large`: The request's body is too large.
-     */
-    413: Problem;
-    /**
-     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
-     */
-    415: Problem;
-    /**
-     * `validation-failed`: Some values are invalid; errors names them.
-     */
-    422: Problem;
-    /**
-     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
-     */
-    429: Problem;
-    /**
-     * `internal`: The server failed.
-     */
-    500: Problem;
-    /**
-     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
-     * `unavailable`: A database is unavailable; retry.
-     */
-    503: Problem;
-};
-
-export type RemovePostEdgesError = RemovePostEdgesErrors[keyof RemovePostEdgesErrors];
-
-export type RemovePostEdgesResponses = {
-    /**
-     * Accepted
-     */
-    202: EdgeRemoval;
-};
-
-export type RemovePostEdgesResponse = RemovePostEdgesResponses[keyof RemovePostEdgesResponses];
-
 export type ListCommentsData = {
     body?: never;
     headers?: {
@@ -6166,6 +6145,14 @@ export type ListCommentsErrors = {
      * `not-found`: The resource does not exist.
      */
     404: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -6329,6 +6316,14 @@ export type GetCommentBySlugErrors = {
      */
     404: Problem;
     /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
@@ -6358,7 +6353,77 @@ export type GetCommentBySlugResponses = {
 
 export type GetCommentBySlugResponse = GetCommentBySlugResponses[keyof GetCommentBySlugResponses];
 
-export type GetTreeData = {
+export type GetCommentSummaryData = {
+    body?: never;
+    headers?: {
+        /**
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
+         */
+        'Tidings-Token'?: string;
+    };
+    path: {
+        /**
+         * A decimal number from 1 to 9223372036854775807, as a string.
+         */
+        post_id: string;
+    };
+    query?: never;
+    url: '/v1/posts/{post_id}/comments/summary';
+};
+
+export type GetCommentSummaryErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type GetCommentSummaryError = GetCommentSummaryErrors[keyof GetCommentSummaryErrors];
+
+export type GetCommentSummaryResponses = {
+    /**
+     * OK
+     */
+    200: ThreadSummary;
+};
+
+export type GetCommentSummaryResponse = GetCommentSummaryResponses[keyof GetCommentSummaryResponses];
+
+export type GetCommentTreeData = {
     body?: never;
     headers?: {
         /**
@@ -6376,7 +6441,7 @@ export type GetTreeData = {
     url: '/v1/posts/{post_id}/comments/tree';
 };
 
-export type GetTreeErrors = {
+export type GetCommentTreeErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `header-invalid`: A header has an invalid value.
@@ -6390,6 +6455,14 @@ export type GetTreeErrors = {
      * `role-missing`: The token lacks the role that the route needs.
      */
     403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      * `thread-too-large`: The tree has more than 1000 comments; read it in pages.
@@ -6410,18 +6483,18 @@ export type GetTreeErrors = {
     503: Problem;
 };
 
-export type GetTreeError = GetTreeErrors[keyof GetTreeErrors];
+export type GetCommentTreeError = GetCommentTreeErrors[keyof GetCommentTreeErrors];
 
-export type GetTreeResponses = {
+export type GetCommentTreeResponses = {
     /**
      * OK
      */
     200: Tree;
 };
 
-export type GetTreeResponse = GetTreeResponses[keyof GetTreeResponses];
+export type GetCommentTreeResponse = GetCommentTreeResponses[keyof GetCommentTreeResponses];
 
-export type GetSummaryData = {
+export type GetPostCountsData = {
     body?: never;
     headers?: {
         /**
@@ -6431,15 +6504,15 @@ export type GetSummaryData = {
     };
     path: {
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * The post.
          */
         post_id: string;
     };
     query?: never;
-    url: '/v1/posts/{post_id}/summary';
+    url: '/v1/posts/{post_id}/counts';
 };
 
-export type GetSummaryErrors = {
+export type GetPostCountsErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `header-invalid`: A header has an invalid value.
@@ -6453,6 +6526,14 @@ export type GetSummaryErrors = {
      * `role-missing`: The token lacks the role that the route needs.
      */
     403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -6472,16 +6553,176 @@ export type GetSummaryErrors = {
     503: Problem;
 };
 
-export type GetSummaryError = GetSummaryErrors[keyof GetSummaryErrors];
+export type GetPostCountsError = GetPostCountsErrors[keyof GetPostCountsErrors];
 
-export type GetSummaryResponses = {
+export type GetPostCountsResponses = {
     /**
      * OK
      */
-    200: ThreadSummary;
+    200: PostCounts;
 };
 
-export type GetSummaryResponse = GetSummaryResponses[keyof GetSummaryResponses];
+export type GetPostCountsResponse = GetPostCountsResponses[keyof GetPostCountsResponses];
+
+export type ListPostLikersData = {
+    body?: never;
+    headers?: {
+        /**
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
+         */
+        'Tidings-Token'?: string;
+    };
+    path: {
+        /**
+         * The post.
+         */
+        post_id: string;
+    };
+    query?: {
+        /**
+         * At most this many items.
+         */
+        limit?: number;
+        /**
+         * The value of next, or of prev if there is one, in another page of this list.
+         */
+        cursor?: string;
+    };
+    url: '/v1/posts/{post_id}/likers';
+};
+
+export type ListPostLikersErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type ListPostLikersError = ListPostLikersErrors[keyof ListPostLikersErrors];
+
+export type ListPostLikersResponses = {
+    /**
+     * OK
+     */
+    200: LikeOrigins;
+};
+
+export type ListPostLikersResponse = ListPostLikersResponses[keyof ListPostLikersResponses];
+
+export type ListPostSharersData = {
+    body?: never;
+    headers?: {
+        /**
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
+         */
+        'Tidings-Token'?: string;
+    };
+    path: {
+        /**
+         * The post.
+         */
+        post_id: string;
+    };
+    query?: {
+        /**
+         * At most this many items.
+         */
+        limit?: number;
+        /**
+         * The value of next, or of prev if there is one, in another page of this list.
+         */
+        cursor?: string;
+    };
+    url: '/v1/posts/{post_id}/sharers';
+};
+
+export type ListPostSharersErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type ListPostSharersError = ListPostSharersErrors[keyof ListPostSharersErrors];
+
+export type ListPostSharersResponses = {
+    /**
+     * OK
+     */
+    200: ShareOrigins;
+};
+
+export type ListPostSharersResponse = ListPostSharersResponses[keyof ListPostSharersResponses];
 
 export type GetThreadData = {
     body?: never;
@@ -6515,6 +6756,14 @@ export type GetThreadErrors = {
      * `role-missing`: The token lacks the role that the route needs.
      */
     403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -6681,6 +6930,14 @@ export type ListThreadVersionsErrors = {
      */
     404: Problem;
     /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
@@ -6710,6 +6967,85 @@ export type ListThreadVersionsResponses = {
 
 export type ListThreadVersionsResponse = ListThreadVersionsResponses[keyof ListThreadVersionsResponses];
 
+export type RemovePostEdgesData = {
+    body?: PostEdgeRemovalOptions;
+    headers?: {
+        /**
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
+         */
+        'Tidings-Actor'?: string;
+        /**
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
+         */
+        traceparent?: string;
+    };
+    path: {
+        /**
+         * The post.
+         */
+        post_id: string;
+    };
+    query?: never;
+    url: '/v1/posts/{post_id}:remove-edges';
+};
+
+export type RemovePostEdgesErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
+     */
+    415: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type RemovePostEdgesError = RemovePostEdgesErrors[keyof RemovePostEdgesErrors];
+
+export type RemovePostEdgesResponses = {
+    /**
+     * Accepted
+     */
+    202: EdgeRemoval;
+};
+
+export type RemovePostEdgesResponse = RemovePostEdgesResponses[keyof RemovePostEdgesResponses];
+
 export type GetProductCountsData = {
     body?: never;
     headers?: {
@@ -6722,10 +7058,10 @@ export type GetProductCountsData = {
         /**
          * The product.
          */
-        id: string;
+        product_id: string;
     };
     query?: never;
-    url: '/v1/products/{id}/counts';
+    url: '/v1/products/{product_id}/counts';
 };
 
 export type GetProductCountsErrors = {
@@ -6742,6 +7078,14 @@ export type GetProductCountsErrors = {
      * `role-missing`: The token lacks the role that the route needs.
      */
     403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -6830,6 +7174,14 @@ export type ListReviewsErrors = {
      * `not-found`: The resource does not exist.
      */
     404: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -6985,6 +7337,14 @@ export type GetReviewSummaryErrors = {
      */
     403: Problem;
     /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
@@ -7031,10 +7391,10 @@ export type DeleteReviewData = {
         'If-Match'?: string;
     };
     path: {
-        id: string;
+        review_id: string;
     };
     query?: never;
-    url: '/v1/reviews/{id}';
+    url: '/v1/reviews/{review_id}';
 };
 
 export type DeleteReviewErrors = {
@@ -7056,6 +7416,10 @@ export type DeleteReviewErrors = {
      */
     404: Problem;
     /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
      * `child-gone`: The state does not allow this change; current shows it.
      */
     409: Problem;
@@ -7063,6 +7427,10 @@ export type DeleteReviewErrors = {
      * `version-stale`: The version in If-Match is not the current one; current shows it.
      */
     412: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -7107,10 +7475,10 @@ export type GetReviewData = {
         'If-None-Match'?: string;
     };
     path: {
-        id: string;
+        review_id: string;
     };
     query?: never;
-    url: '/v1/reviews/{id}';
+    url: '/v1/reviews/{review_id}';
 };
 
 export type GetReviewErrors = {
@@ -7131,6 +7499,14 @@ export type GetReviewErrors = {
      * `not-found`: The resource does not exist.
      */
     404: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -7178,10 +7554,10 @@ export type EditReviewData = {
         'If-Match'?: string;
     };
     path: {
-        id: string;
+        review_id: string;
     };
     query?: never;
-    url: '/v1/reviews/{id}';
+    url: '/v1/reviews/{review_id}';
 };
 
 export type EditReviewErrors = {
@@ -7264,7 +7640,7 @@ export type EditReviewResponse = EditReviewResponses[keyof EditReviewResponses];
 export type ListReviewVersionsData = {
     body?: never;
     path: {
-        id: string;
+        review_id: string;
     };
     query?: {
         /**
@@ -7276,7 +7652,7 @@ export type ListReviewVersionsData = {
          */
         cursor?: string;
     };
-    url: '/v1/reviews/{id}/versions';
+    url: '/v1/reviews/{review_id}/versions';
 };
 
 export type ListReviewVersionsErrors = {
@@ -7298,6 +7674,14 @@ export type ListReviewVersionsErrors = {
      * `not-found`: The resource does not exist.
      */
     404: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -7443,9 +7827,17 @@ export type ExportReviewsErrors = {
      */
     403: Problem;
     /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
      * `export-outdated`: The export no longer joins the streams, because an erasure began or a stream dropped messages; begin again without a cursor.
      */
     410: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -7518,6 +7910,14 @@ export type RemoveShareErrors = {
      */
     403: Problem;
     /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
@@ -7588,6 +7988,14 @@ export type GetShareErrors = {
      */
     404: Problem;
     /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
     422: Problem;
@@ -7657,6 +8065,14 @@ export type PutShareErrors = {
      * `role-missing`: The token lacks the role that the route needs.
      */
     403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -7731,6 +8147,14 @@ export type ListShareVersionsErrors = {
      * `role-missing`: The token lacks the role that the route needs.
      */
     403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -7946,9 +8370,17 @@ export type ExportSharesErrors = {
      */
     403: Problem;
     /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
      * `export-outdated`: The export no longer joins the streams, because an erasure began or a stream dropped messages; begin again without a cursor.
      */
     410: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -8016,9 +8448,17 @@ export type ExportThreadsErrors = {
      */
     403: Problem;
     /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
      * `export-outdated`: The export no longer joins the streams, because an erasure began or a stream dropped messages; begin again without a cursor.
      */
     410: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -8050,7 +8490,7 @@ export type ExportThreadsResponses = {
 
 export type ExportThreadsResponse = ExportThreadsResponses[keyof ExportThreadsResponses];
 
-export type ListUsersCommentsData = {
+export type ListUserCommentsData = {
     body?: never;
     headers?: {
         /**
@@ -8062,7 +8502,7 @@ export type ListUsersCommentsData = {
         /**
          * The user.
          */
-        id: string;
+        user_id: string;
     };
     query?: {
         /**
@@ -8074,10 +8514,10 @@ export type ListUsersCommentsData = {
          */
         cursor?: string;
     };
-    url: '/v1/users/{id}/comments';
+    url: '/v1/users/{user_id}/comments';
 };
 
-export type ListUsersCommentsErrors = {
+export type ListUserCommentsErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `cursor-invalid`: The cursor does not belong to this list.
@@ -8092,6 +8532,14 @@ export type ListUsersCommentsErrors = {
      * `role-missing`: The token lacks the role that the route needs.
      */
     403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -8111,18 +8559,18 @@ export type ListUsersCommentsErrors = {
     503: Problem;
 };
 
-export type ListUsersCommentsError = ListUsersCommentsErrors[keyof ListUsersCommentsErrors];
+export type ListUserCommentsError = ListUserCommentsErrors[keyof ListUserCommentsErrors];
 
-export type ListUsersCommentsResponses = {
+export type ListUserCommentsResponses = {
     /**
      * OK
      */
     200: CommentList;
 };
 
-export type ListUsersCommentsResponse = ListUsersCommentsResponses[keyof ListUsersCommentsResponses];
+export type ListUserCommentsResponse = ListUserCommentsResponses[keyof ListUserCommentsResponses];
 
-export type GetCountsData = {
+export type GetUserCountsData = {
     body?: never;
     headers?: {
         /**
@@ -8134,13 +8582,13 @@ export type GetCountsData = {
         /**
          * The user.
          */
-        id: string;
+        user_id: string;
     };
     query?: never;
-    url: '/v1/users/{id}/counts';
+    url: '/v1/users/{user_id}/counts';
 };
 
-export type GetCountsErrors = {
+export type GetUserCountsErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `header-invalid`: A header has an invalid value.
@@ -8154,6 +8602,14 @@ export type GetCountsErrors = {
      * `role-missing`: The token lacks the role that the route needs.
      */
     403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -8173,18 +8629,18 @@ export type GetCountsErrors = {
     503: Problem;
 };
 
-export type GetCountsError = GetCountsErrors[keyof GetCountsErrors];
+export type GetUserCountsError = GetUserCountsErrors[keyof GetUserCountsErrors];
 
-export type GetCountsResponses = {
+export type GetUserCountsResponses = {
     /**
      * OK
      */
     200: Counts;
 };
 
-export type GetCountsResponse = GetCountsResponses[keyof GetCountsResponses];
+export type GetUserCountsResponse = GetUserCountsResponses[keyof GetUserCountsResponses];
 
-export type ListFollowersData = {
+export type ListUserFollowersData = {
     body?: never;
     headers?: {
         /**
@@ -8196,7 +8652,7 @@ export type ListFollowersData = {
         /**
          * The user.
          */
-        id: string;
+        user_id: string;
     };
     query?: {
         /**
@@ -8208,10 +8664,10 @@ export type ListFollowersData = {
          */
         cursor?: string;
     };
-    url: '/v1/users/{id}/followers';
+    url: '/v1/users/{user_id}/followers';
 };
 
-export type ListFollowersErrors = {
+export type ListUserFollowersErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `cursor-invalid`: The cursor does not belong to this list.
@@ -8226,6 +8682,14 @@ export type ListFollowersErrors = {
      * `role-missing`: The token lacks the role that the route needs.
      */
     403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -8245,18 +8709,18 @@ export type ListFollowersErrors = {
     503: Problem;
 };
 
-export type ListFollowersError = ListFollowersErrors[keyof ListFollowersErrors];
+export type ListUserFollowersError = ListUserFollowersErrors[keyof ListUserFollowersErrors];
 
-export type ListFollowersResponses = {
+export type ListUserFollowersResponses = {
     /**
      * OK
      */
     200: EdgeList;
 };
 
-export type ListFollowersResponse = ListFollowersResponses[keyof ListFollowersResponses];
+export type ListUserFollowersResponse = ListUserFollowersResponses[keyof ListUserFollowersResponses];
 
-export type ListFollowingData = {
+export type ListUserFollowingData = {
     body?: never;
     headers?: {
         /**
@@ -8268,7 +8732,7 @@ export type ListFollowingData = {
         /**
          * The user.
          */
-        id: string;
+        user_id: string;
     };
     query?: {
         /**
@@ -8280,10 +8744,10 @@ export type ListFollowingData = {
          */
         cursor?: string;
     };
-    url: '/v1/users/{id}/following';
+    url: '/v1/users/{user_id}/following';
 };
 
-export type ListFollowingErrors = {
+export type ListUserFollowingErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `cursor-invalid`: The cursor does not belong to this list.
@@ -8298,6 +8762,14 @@ export type ListFollowingErrors = {
      * `role-missing`: The token lacks the role that the route needs.
      */
     403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -8317,16 +8789,16 @@ export type ListFollowingErrors = {
     503: Problem;
 };
 
-export type ListFollowingError = ListFollowingErrors[keyof ListFollowingErrors];
+export type ListUserFollowingError = ListUserFollowingErrors[keyof ListUserFollowingErrors];
 
-export type ListFollowingResponses = {
+export type ListUserFollowingResponses = {
     /**
      * OK
      */
     200: EdgeList;
 };
 
-export type ListFollowingResponse = ListFollowingResponses[keyof ListFollowingResponses];
+export type ListUserFollowingResponse = ListUserFollowingResponses[keyof ListUserFollowingResponses];
 
 export type ListUserGroupsData = {
     body?: never;
@@ -8340,7 +8812,7 @@ export type ListUserGroupsData = {
         /**
          * The user.
          */
-        id: string;
+        user_id: string;
     };
     query?: {
         /**
@@ -8352,7 +8824,7 @@ export type ListUserGroupsData = {
          */
         cursor?: string;
     };
-    url: '/v1/users/{id}/groups';
+    url: '/v1/users/{user_id}/groups';
 };
 
 export type ListUserGroupsErrors = {
@@ -8370,6 +8842,14 @@ export type ListUserGroupsErrors = {
      * `role-missing`: The token lacks the role that the route needs.
      */
     403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -8412,7 +8892,7 @@ export type ListUserLikesData = {
         /**
          * The user.
          */
-        id: string;
+        user_id: string;
     };
     query?: {
         /**
@@ -8424,7 +8904,7 @@ export type ListUserLikesData = {
          */
         cursor?: string;
     };
-    url: '/v1/users/{id}/likes';
+    url: '/v1/users/{user_id}/likes';
 };
 
 export type ListUserLikesErrors = {
@@ -8442,6 +8922,14 @@ export type ListUserLikesErrors = {
      * `role-missing`: The token lacks the role that the route needs.
      */
     403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -8484,7 +8972,7 @@ export type ListUserMessagesData = {
         /**
          * The user.
          */
-        id: string;
+        user_id: string;
     };
     query?: {
         /**
@@ -8496,7 +8984,7 @@ export type ListUserMessagesData = {
          */
         cursor?: string;
     };
-    url: '/v1/users/{id}/messages';
+    url: '/v1/users/{user_id}/messages';
 };
 
 export type ListUserMessagesErrors = {
@@ -8514,6 +9002,14 @@ export type ListUserMessagesErrors = {
      * `role-missing`: The token lacks the role that the route needs.
      */
     403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -8544,7 +9040,7 @@ export type ListUserMessagesResponses = {
 
 export type ListUserMessagesResponse = ListUserMessagesResponses[keyof ListUserMessagesResponses];
 
-export type ListMutualsData = {
+export type ListUserMutualsData = {
     body?: never;
     headers?: {
         /**
@@ -8556,11 +9052,11 @@ export type ListMutualsData = {
         /**
          * The user.
          */
-        id: string;
+        user_id: string;
         /**
          * Another user. With the same user, the list has those who follow back.
          */
-        other: string;
+        other_id: string;
     };
     query?: {
         /**
@@ -8568,10 +9064,10 @@ export type ListMutualsData = {
          */
         limit?: number;
     };
-    url: '/v1/users/{id}/mutuals/{other}';
+    url: '/v1/users/{user_id}/mutuals/{other_id}';
 };
 
-export type ListMutualsErrors = {
+export type ListUserMutualsErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `header-invalid`: A header has an invalid value.
@@ -8585,6 +9081,14 @@ export type ListMutualsErrors = {
      * `role-missing`: The token lacks the role that the route needs.
      */
     403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -8604,16 +9108,16 @@ export type ListMutualsErrors = {
     503: Problem;
 };
 
-export type ListMutualsError = ListMutualsErrors[keyof ListMutualsErrors];
+export type ListUserMutualsError = ListUserMutualsErrors[keyof ListUserMutualsErrors];
 
-export type ListMutualsResponses = {
+export type ListUserMutualsResponses = {
     /**
      * OK
      */
     200: MutualList;
 };
 
-export type ListMutualsResponse = ListMutualsResponses[keyof ListMutualsResponses];
+export type ListUserMutualsResponse = ListUserMutualsResponses[keyof ListUserMutualsResponses];
 
 export type ListUserReviewsData = {
     body?: never;
@@ -8627,7 +9131,7 @@ export type ListUserReviewsData = {
         /**
          * The user.
          */
-        id: string;
+        user_id: string;
     };
     query?: {
         /**
@@ -8639,7 +9143,7 @@ export type ListUserReviewsData = {
          */
         cursor?: string;
     };
-    url: '/v1/users/{id}/reviews';
+    url: '/v1/users/{user_id}/reviews';
 };
 
 export type ListUserReviewsErrors = {
@@ -8657,6 +9161,14 @@ export type ListUserReviewsErrors = {
      * `role-missing`: The token lacks the role that the route needs.
      */
     403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -8699,7 +9211,7 @@ export type ListUserSharesData = {
         /**
          * The user.
          */
-        id: string;
+        user_id: string;
     };
     query?: {
         /**
@@ -8711,7 +9223,7 @@ export type ListUserSharesData = {
          */
         cursor?: string;
     };
-    url: '/v1/users/{id}/shares';
+    url: '/v1/users/{user_id}/shares';
 };
 
 export type ListUserSharesErrors = {
@@ -8729,6 +9241,14 @@ export type ListUserSharesErrors = {
      * `role-missing`: The token lacks the role that the route needs.
      */
     403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
     /**
      * `validation-failed`: Some values are invalid; errors names them.
      */
@@ -8775,10 +9295,10 @@ export type RemoveUserEdgesData = {
         /**
          * The user.
          */
-        id: string;
+        user_id: string;
     };
     query?: never;
-    url: '/v1/users/{id}:remove-edges';
+    url: '/v1/users/{user_id}:remove-edges';
 };
 
 export type RemoveUserEdgesErrors = {
@@ -8838,7 +9358,7 @@ export type RemoveUserEdgesResponses = {
 
 export type RemoveUserEdgesResponse = RemoveUserEdgesResponses[keyof RemoveUserEdgesResponses];
 
-export type GetManyCountsData = {
+export type CountUsersData = {
     body: ManyCountsInputBody;
     headers?: {
         /**
@@ -8848,10 +9368,10 @@ export type GetManyCountsData = {
     };
     path?: never;
     query?: never;
-    url: '/v1/users:counts';
+    url: '/v1/users:count';
 };
 
-export type GetManyCountsErrors = {
+export type CountUsersErrors = {
     /**
      * `bad-request`: The request cannot be read.
      * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
@@ -8897,13 +9417,13 @@ export type GetManyCountsErrors = {
     503: Problem;
 };
 
-export type GetManyCountsError = GetManyCountsErrors[keyof GetManyCountsErrors];
+export type CountUsersError = CountUsersErrors[keyof CountUsersErrors];
 
-export type GetManyCountsResponses = {
+export type CountUsersResponses = {
     /**
      * OK
      */
     200: UserCountsList;
 };
 
-export type GetManyCountsResponse = GetManyCountsResponses[keyof GetManyCountsResponses];
+export type CountUsersResponse = CountUsersResponses[keyof CountUsersResponses];
