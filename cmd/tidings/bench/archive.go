@@ -4,14 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
@@ -50,10 +48,10 @@ slices before and after. The last line has the medians of these ratios.`,
 			}
 			if o.withWrites {
 				o.ranges = o.slices
-				return o.runWithWrites(cmd.Context(), cmd.OutOrStdout(), progress(cmd))
+				return onServers(cmd, "", syncDefault, o.runWithWrites)
 			}
 			o.ranges = benchRanges
-			return o.runAlone(cmd.Context(), cmd.OutOrStdout(), progress(cmd))
+			return onServers(cmd, "", syncDefault, o.runAlone)
 		},
 	}
 	f := cmd.Flags()
@@ -80,15 +78,10 @@ SELECT 1, 'follow', n % 10000 + 1, 'created',
        at, at, at, at, 0
   FROM generate_series(@first::bigint, @last::bigint) n, (SELECT now() - interval '10 days' AS at) t`
 
-func (o archiveOptions) fill(ctx context.Context, s *servers, say func(string, ...any)) error {
-	say("writing %d rows that were published ten days ago", o.rows)
-	owner, err := pgx.Connect(ctx, s.url)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = owner.Close(context.WithoutCancel(ctx)) }() // an error here changes no result
+func (o archiveOptions) fill(ctx context.Context, s *servers) error {
+	s.say("writing %d rows that were published ten days ago", o.rows)
 	for range o.ranges {
-		if _, err := owner.Exec(ctx, `SELECT outbox_range_make(max(to_id), max(to_id) + 50000000) FROM outbox_ranges`); err != nil {
+		if err := s.exec(ctx, `SELECT outbox_range_make(max(to_id), max(to_id) + 50000000) FROM outbox_ranges`); err != nil {
 			return err
 		}
 	}
@@ -101,22 +94,15 @@ func (o archiveOptions) fill(ctx context.Context, s *servers, say func(string, .
 				return err
 			}
 		}
-		if _, err := owner.Exec(ctx, `SELECT outbox_range_cut((SELECT to_id FROM outbox_ranges
+		if err := s.exec(ctx, `SELECT outbox_range_cut((SELECT to_id FROM outbox_ranges
 			WHERE (SELECT last_value FROM outbox_messages_id_seq) BETWEEN from_id AND to_id - 1))`); err != nil {
 			return err
 		}
 	}
 	// The floors as a relay leaves them when every row is published.
-	for _, sql := range []string{
-		`UPDATE outbox_partitions SET floor_id = (SELECT last_value FROM outbox_messages_id_seq)`,
+	return s.exec(ctx, `UPDATE outbox_partitions SET floor_id = (SELECT last_value FROM outbox_messages_id_seq)`,
 		`UPDATE outbox_ranges SET settled_at = now() WHERE to_id - 1 <= (SELECT last_value FROM outbox_messages_id_seq)`,
-		`VACUUM ANALYZE outbox_messages`, `CHECKPOINT`,
-	} {
-		if _, err := owner.Exec(ctx, sql); err != nil {
-			return err
-		}
-	}
-	return nil
+		`VACUUM ANALYZE outbox_messages`, `CHECKPOINT`)
 }
 
 // fallDue makes n ranges due: it sets the time at which they settled to ten days ago.
@@ -131,16 +117,15 @@ func archiveTerms(context.Context) (outbox.Terms, error) {
 	return outbox.Terms{After: 7 * 24 * time.Hour, Keep: 90 * 24 * time.Hour}, nil
 }
 
-// archivePart runs the job once, like the archiver, and then waits until it is stopped.
-type archivePart struct {
-	archive *outbox.Archive
-	pool    *pgxpool.Pool
-}
-
-func (p archivePart) Run(ctx context.Context) error {
-	err := jobs.WithLease(ctx, p.pool, "bench", func(ctx context.Context, h *jobs.Hold) error {
+// runArchive runs the job once, like the archiver, and then waits until it is stopped.
+func (cfg childConfig) runArchive(ctx context.Context, pool *pgxpool.Pool, reg *prometheus.Registry) error {
+	archive, err := outbox.NewArchive(cfg.Archive, archiveTerms, pool, slog.Default(), reg)
+	if err != nil {
+		return err
+	}
+	err = jobs.WithLease(ctx, pool, "bench", func(ctx context.Context, h *jobs.Hold) error {
 		_, err := h.Run(ctx, jobs.Job{Name: outbox.ArchiveJob,
-			Run: func(ctx context.Context, h *jobs.Hold) error { return p.archive.Run(ctx, h) }})
+			Run: func(ctx context.Context, h *jobs.Hold) error { return archive.Run(ctx, h) }})
 		return err
 	})
 	if ctx.Err() != nil {
@@ -152,27 +137,56 @@ func (p archivePart) Run(ctx context.Context) error {
 	return err
 }
 
-// archived reports whether the job has ended, and how many ranges are archived.
-func archived(ctx context.Context, s *servers) (ended bool, ranges int, err error) {
-	var failed string
-	err = s.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM job_runs WHERE job = $1 AND succeeded_at IS NOT NULL),
-		(SELECT count(*) FROM outbox_ranges WHERE state = 'ARCHIVED'),
-		coalesce((SELECT last_error FROM job_runs WHERE job = $1), '')`, outbox.ArchiveJob).Scan(&ended, &ranges, &failed)
-	if err == nil && failed != "" {
-		err = errors.New(failed)
+// move starts a process that archives n ranges and then creates their indexes, and waits for its
+// end. It calls progress with the number of ranges that are in the archive and the time so far.
+func (o archiveOptions) move(ctx context.Context, s *servers, n int, progress func(ranges int, took time.Duration)) (
+	took time.Duration, rss *float64, err error) {
+	archived := func() (ended bool, ranges int, err error) {
+		var failed string
+		err = s.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM job_runs WHERE job = $1 AND succeeded_at IS NOT NULL),
+			(SELECT count(*) FROM outbox_ranges WHERE state = 'ARCHIVED'),
+			coalesce((SELECT last_error FROM job_runs WHERE job = $1), '')`, outbox.ArchiveJob).Scan(&ended, &ranges, &failed)
+		if err == nil && failed != "" {
+			err = errors.New(failed)
+		}
+		return ended, ranges, err
 	}
-	return ended, ranges, err
+	_, before, err := archived()
+	if err == nil {
+		err = fallDue(ctx, s, n)
+	}
+	if err == nil {
+		_, err = s.pool.Exec(ctx, `UPDATE job_runs SET succeeded_at = NULL`)
+	}
+	if err != nil {
+		return 0, nil, err
+	}
+	start := time.Now()
+	c, err := s.startChild(partArchive)
+	if err != nil {
+		return 0, nil, err
+	}
+	if err := await(ctx, 10*time.Millisecond, 0, func() (bool, error) {
+		ended, ranges, err := archived()
+		if err != nil {
+			return false, err
+		}
+		took = time.Since(start)
+		progress(ranges-before, took)
+		if ended && ranges != before+n {
+			err = fmt.Errorf("%d ranges were archived, want %d", ranges-before, n)
+		}
+		return ended, err
+	}); err != nil {
+		return 0, nil, err
+	}
+	_, rss, err = stop(c)
+	return took, rss, err
 }
 
-func (o archiveOptions) runAlone(ctx context.Context, out io.Writer, say func(string, ...any)) (err error) {
+func (o archiveOptions) runAlone(ctx context.Context, s *servers) error {
 	r := result{Case: "archive", Payload: o.payload}
-	say("starting servers")
-	s, err := startServers(ctx, syncDefault, slog.Default())
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, s.close()) }()
-	if err := o.fill(ctx, s, say); err != nil {
+	if err := o.fill(ctx, s); err != nil {
 		return err
 	}
 	if o.heldSnapshot {
@@ -181,56 +195,29 @@ func (o archiveOptions) runAlone(ctx context.Context, out io.Writer, say func(st
 			return err
 		}
 	}
-	say("%s: moving them", r.Case)
-	if err := fallDue(ctx, s, o.ranges); err != nil {
-		return err
-	}
-	start := time.Now()
-	c, err := startChild(s, partArchive, leaseTTL, logTo(say))
+	s.say("%s: moving them", r.Case)
+	said := time.Duration(0)
+	took, rss, err := o.move(ctx, s, o.ranges, func(ranges int, took time.Duration) {
+		if ranges == o.ranges && r.Events == 0 {
+			r.rate(o.rows, took)
+		}
+		if took-said > 5*time.Second {
+			said = took
+			s.say("%s: %d of %d ranges", r.Case, ranges, o.ranges)
+		}
+	})
 	if err != nil {
 		return err
 	}
-	defer c.kill()
-	for said, moved := start, false; ; {
-		ended, ranges, err := archived(ctx, s)
-		if err != nil {
-			return err
-		}
-		c.sample()
-		if ranges == o.ranges && !moved {
-			moved = true
-			r.rate(o.rows, time.Since(start))
-		}
-		if ended {
-			if !moved {
-				return fmt.Errorf("%d of %d ranges were archived", ranges, o.ranges)
-			}
-			break
-		}
-		if time.Since(said) > 5*time.Second {
-			said = time.Now()
-			say("%s: %d of %d ranges", r.Case, ranges, o.ranges)
-		}
-		if err := pause(ctx, 10*time.Millisecond); err != nil {
-			return err
-		}
-	}
-	say("%s: with the indexes %.1f s", r.Case, time.Since(start).Seconds())
-	if _, err := c.stop(); err != nil {
-		return err
-	}
-	r.PeakRSS = ptr(round(c.peak, 1))
+	s.say("%s: with the indexes %.1f s", r.Case, took.Seconds())
 	var left, all, distinct int
 	if err := s.pool.QueryRow(ctx, `
 		SELECT (SELECT count(*) FROM outbox_messages), count(*), count(DISTINCT event_id) FROM outbox_messages_archive`).
 		Scan(&left, &all, &distinct); err != nil {
 		return err
 	}
-	r.Missing, r.Duplicates = ptr(o.rows-distinct), ptr(left+all-distinct)
-	if r.settings, err = s.settings(ctx); err != nil {
-		return err
-	}
-	if err := r.write(out); err != nil {
+	r.PeakRSS, r.Missing, r.Duplicates = rss, ptr(o.rows-distinct), ptr(left+all-distinct)
+	if err := s.print(&r); err != nil {
 		return err
 	}
 	if *r.Missing != 0 || *r.Duplicates != 0 {
@@ -262,50 +249,28 @@ type besideSummary struct {
 	settings
 }
 
-func (o archiveOptions) runWithWrites(ctx context.Context, out io.Writer, say func(string, ...any)) (err error) {
-	say("starting servers")
-	s, err := startServers(ctx, syncDefault, slog.Default())
+func (o archiveOptions) runWithWrites(ctx context.Context, s *servers) error {
+	if err := o.fill(ctx, s); err != nil {
+		return err
+	}
+	a, err := s.startAPI(ctx, 1)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, s.close()) }()
-	if err := declareStream(ctx, s); err != nil {
+	if _, err := s.startChild(partRelay); err != nil {
 		return err
 	}
-	if err := o.fill(ctx, s, say); err != nil {
-		return err
-	}
-	js, closeJS, err := s.stream(ctx, slog.Default())
-	if err != nil {
-		return err
-	}
-	defer closeJS()
-	a, err := startAPI(ctx, s, 1, logTo(say))
-	if err != nil {
-		return err
-	}
-	defer a.child.kill()
-	r, err := startChild(s, partRelay, leaseTTL, logTo(say))
-	if err != nil {
-		return err
-	}
-	defer r.kill()
-	if err := newWriters(a, o.clients, follows).run(ctx, min(o.duration, 5*time.Second)); err != nil {
+	if _, err := newCallers(a, o.clients, follows).run(ctx, workload{duration: min(o.duration, 5*time.Second)}); err != nil {
 		return err
 	}
 
 	all := make([]besideResult, 2*o.slices+1)
-	set, err := s.settings(ctx)
-	if err != nil {
-		return err
-	}
 	for i := range all {
-		if all[i], err = o.beside(ctx, s, js, a, i%2 == 1, say); err != nil {
+		if err := o.beside(ctx, s, a, i%2 == 1, &all[i]); err != nil {
 			return err
 		}
-		all[i].settings = set
 	}
-	sum := besideSummary{Case: "archive-beside-writes", settings: set}
+	sum := besideSummary{Case: "archive-beside-writes"}
 	var speeds []float64
 	took := 0.0
 	for i := 1; i < len(all); i += 2 {
@@ -315,98 +280,57 @@ func (o archiveOptions) runWithWrites(ctx context.Context, out io.Writer, say fu
 		sum.WritesRatios, sum.EventsRatios = append(sum.WritesRatios, *r.WritesRatio), append(sum.EventsRatios, *r.EventsRatio)
 		speeds, took = append(speeds, *r.ArchivedPerSecond), took+r.Seconds
 	}
-	for _, r := range all {
-		if err := writeLine(out, r); err != nil {
+	for i := range all {
+		if err := s.print(&all[i]); err != nil {
 			return err
 		}
 	}
-	sum.WritesRatio, sum.EventsRatio, sum.ArchivedPerSecond = median(sum.WritesRatios), median(sum.EventsRatios), median(speeds)
-	sum.LeftPerSecond = round(float64(o.rows)/took, 0)
-	return writeLine(out, sum)
+	sum.WritesRatio, sum.EventsRatio = round(median(sum.WritesRatios), 3), round(median(sum.EventsRatios), 3)
+	sum.ArchivedPerSecond, sum.LeftPerSecond = round(median(speeds), 3), round(float64(o.rows)/took, 0)
+	return s.print(&sum)
 }
 
-// beside writes for the duration, while a process archives a range if archiving is set. It returns
-// how many writes the API accepted and how many events the relay published meanwhile.
-func (o archiveOptions) beside(ctx context.Context, s *servers, js jetstream.JetStream, a *apiUnderTest, archiving bool,
-	say func(string, ...any)) (r besideResult, err error) {
+// beside writes for the duration, while a process archives a range if archiving is set. It sets how
+// many writes the API accepted and how many events the relay published meanwhile.
+func (o archiveOptions) beside(ctx context.Context, s *servers, a *apiUnderTest, archiving bool, r *besideResult) error {
 	r.Case, r.Clients = "writes", o.clients
 	if archiving {
 		r.Case = "writes-archiving"
 	}
-	say("%s: %d clients for %s", r.Case, o.clients, o.duration)
-	storedBefore, err := countStored(ctx, js, s.broker)
+	s.say("%s: %d clients for %s", r.Case, o.clients, o.duration)
+	storedBefore, err := s.stored(ctx)
 	if err != nil {
-		return r, err
+		return err
 	}
-	w := newWriters(a, o.clients, follows)
+	c := newCallers(a, o.clients, follows)
 	g, gctx := errgroup.WithContext(ctx)
 	start := time.Now()
-	g.Go(func() error { return w.run(gctx, o.duration) })
+	g.Go(func() error {
+		_, err := c.run(gctx, workload{duration: o.duration})
+		return err
+	})
 	var moved time.Duration
 	if archiving {
-		if moved, r.PeakRSS, err = o.archiveOne(gctx, s, say); err != nil {
-			return r, errors.Join(err, g.Wait())
-		}
+		g.Go(func() (err error) {
+			moved, r.PeakRSS, err = o.move(gctx, s, 1, func(int, time.Duration) {})
+			return err
+		})
 	}
 	if err := g.Wait(); err != nil {
-		return r, err
+		return err
 	}
 	took := time.Since(start)
-	if moved > took {
-		return r, fmt.Errorf("archiving the range took %s, longer than the slice: lower --rows, or raise --duration", moved)
+	if moved > o.duration {
+		return fmt.Errorf("archiving the range took %s, longer than the slice: lower --rows, or raise --duration", moved)
 	}
-	stored, err := countStored(ctx, js, s.broker)
+	stored, err := s.stored(ctx)
 	if err != nil {
-		return r, err
+		return err
 	}
-	w.fill(&r.writeResult, took)
-	r.EventsPerSecond = round(float64(stored-storedBefore)/took.Seconds(), 0)
+	r.fill(c, took)
+	r.EventsPerSecond = perSecond(stored-storedBefore, took)
 	if archiving {
-		r.ArchivedPerSecond = ptr(round(float64(o.rows/o.slices)/moved.Seconds(), 0))
+		r.ArchivedPerSecond = ptr(perSecond(o.rows/o.slices, moved))
 	}
-	return r, nil
-}
-
-// archiveOne starts a process that archives one range. It returns the time and the peak memory in
-// MiB.
-func (o archiveOptions) archiveOne(ctx context.Context, s *servers, say func(string, ...any),
-) (took time.Duration, rss *float64, err error) {
-	if err := fallDue(ctx, s, 1); err != nil {
-		return 0, nil, err
-	}
-	if _, err := s.pool.Exec(ctx, `UPDATE job_runs SET succeeded_at = NULL`); err != nil {
-		return 0, nil, err
-	}
-	_, before, err := archived(ctx, s)
-	if err != nil {
-		return 0, nil, err
-	}
-	start := time.Now()
-	c, err := startChild(s, partArchive, leaseTTL, logTo(say))
-	if err != nil {
-		return 0, nil, err
-	}
-	defer c.kill()
-	for {
-		ended, ranges, err := archived(ctx, s)
-		if err != nil {
-			return 0, nil, err
-		}
-		if ended {
-			if took = time.Since(start); ranges != before+1 {
-				return 0, nil, fmt.Errorf("%d ranges were archived, want 1", ranges-before)
-			}
-			_, err := c.stop()
-			return took, ptr(round(c.peak, 1)), err
-		}
-		if err := pause(ctx, 20*time.Millisecond); err != nil {
-			return 0, nil, err
-		}
-	}
-}
-
-// median returns the median of some numbers, rounded to three digits.
-func median(all []float64) float64 {
-	all = slices.Sorted(slices.Values(all))
-	return round((all[(len(all)-1)/2]+all[len(all)/2])/2, 3)
+	return nil
 }

@@ -1,10 +1,6 @@
 package bench
 
-import (
-	"sync"
-
-	"github.com/spf13/cobra"
-)
+import "github.com/spf13/cobra"
 
 // Command returns `tidings bench`.
 func Command() *cobra.Command {
@@ -19,13 +15,9 @@ and progress to stderr.`,
 	return cmd
 }
 
-// progress returns a function that prints lines of progress to stderr. The function is safe for
-// concurrent use.
-func progress(cmd *cobra.Command) func(format string, args ...any) {
-	var mu sync.Mutex
-	return func(format string, args ...any) {
-		mu.Lock()
-		defer mu.Unlock()
-		cmd.PrintErrf(format+"\n", args...)
-	}
-}
+// Texts of flags that several commands have.
+const (
+	syncWriting = "when the broker syncs to disk: always (before each publish ack) or default (every two minutes)"
+	syncReading = syncWriting + "; the measured part only reads"
+	giveUp      = "give up after this time"
+)

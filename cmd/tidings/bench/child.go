@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -15,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/sethvargo/go-envconfig"
@@ -83,68 +83,59 @@ func childCommand() *cobra.Command {
 				return err
 			}
 			defer pool.Close()
-			var part interface{ Run(context.Context) error }
 			switch args[0] {
 			case partRelay:
-				relay.UseOneProcessor()
-				part, err = relay.New(cfg.Relay, pool, cfg.Broker, slog.Default(), reg)
+				err = cfg.runRelay(ctx, pool, reg)
 			case partAPI:
-				truth, terr := postgres.Open(ctx, cfg.DatabaseURL, cfg.Postgres, role, args[0])
-				if terr != nil {
-					return terr
-				}
-				defer truth.Close()
-				cfg.Postgres.MaxConns = api.TokenConns
-				tokens, terr := postgres.Open(ctx, cfg.DatabaseURL, cfg.Postgres, role, args[0])
-				if terr != nil {
-					return terr
-				}
-				defer tokens.Close()
-				part = apiPart{cfg: cfg.API, broker: cfg.Broker, truth: truth, tokens: tokens, projections: pool,
-					reg: reg, out: cmd.OutOrStdout()}
+				err = cfg.runAPI(ctx, pool, reg, cmd.OutOrStdout())
 			case partArchive:
-				archive, aerr := outbox.NewArchive(cfg.Archive, archiveTerms, pool, slog.Default(), reg)
-				if aerr != nil {
-					return aerr
-				}
-				part = archivePart{archive, pool}
-			case partFollowerCounts, partArchiver:
-				nc, cerr := broker.Connect(cfg.Broker, args[0], slog.Default())
-				if cerr != nil {
-					return cerr
-				}
-				defer nc.Close()
-				js, jerr := jetstream.New(nc)
-				if jerr != nil {
-					return jerr
-				}
-				part, err = consumers.New(cfg.Consumers, consumers.Deps{Pool: pool, JetStream: js,
-					Streams:  consumers.Streams{Name: cfg.Broker.Stream, Prefix: cfg.Broker.Prefix, Timeout: cfg.Broker.Timeout},
-					Registry: reg, Log: slog.Default()}, projectionOf(args[0]))
+				err = cfg.runArchive(ctx, pool, reg)
+			case partFollowerCounts:
+				err = cfg.runConsumer(ctx, pool, reg, followercounts.New(kinds.Builtin))
+			case partArchiver:
+				err = cfg.runConsumer(ctx, pool, reg, history.New(kinds.Builtin))
 			default:
 				err = fmt.Errorf("no part %q", args[0])
 			}
 			if err != nil {
 				return err
 			}
-			if err := part.Run(ctx); err != nil {
-				return err
-			}
-			t := tally{CatchUps: read(reg, "tidings_relay_catch_ups_total"), Conflicts: read(reg, "tidings_relay_conflicts_total")}
+			t := tally{CatchUps: counted(reg, "tidings_relay_catch_ups_total"), Conflicts: counted(reg, "tidings_relay_conflicts_total")}
 			return json.NewEncoder(cmd.OutOrStdout()).Encode(t)
 		},
 	}
 }
 
-// projectionOf returns the projection of a consumer.
-func projectionOf(part string) consumers.Projection {
-	if part == partArchiver {
-		return history.New(kinds.Builtin)
+func (cfg childConfig) runRelay(ctx context.Context, pool *pgxpool.Pool, reg *prometheus.Registry) error {
+	relay.UseOneProcessor()
+	r, err := relay.New(cfg.Relay, pool, cfg.Broker, slog.Default(), reg)
+	if err != nil {
+		return err
 	}
-	return followercounts.New(kinds.Builtin)
+	return r.Run(ctx)
 }
 
-func read(reg *prometheus.Registry, name string) (n int) {
+func (cfg childConfig) runConsumer(ctx context.Context, pool *pgxpool.Pool, reg *prometheus.Registry, p consumers.Projection) error {
+	nc, err := broker.Connect(cfg.Broker, p.Name(), slog.Default())
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return err
+	}
+	c, err := consumers.New(cfg.Consumers, consumers.Deps{Pool: pool, JetStream: js,
+		Streams:  consumers.Streams{Name: cfg.Broker.Stream, Prefix: cfg.Broker.Prefix, Timeout: cfg.Broker.Timeout},
+		Registry: reg, Log: slog.Default()}, p)
+	if err != nil {
+		return err
+	}
+	return c.Run(ctx)
+}
+
+// counted returns the sum of a counter.
+func counted(reg *prometheus.Registry, name string) (n int) {
 	families, err := reg.Gather()
 	if err != nil {
 		return -1
@@ -161,25 +152,33 @@ func read(reg *prometheus.Registry, name string) (n int) {
 
 // child is a process under test.
 type child struct {
+	part string
 	cmd  *exec.Cmd
 	out  *bufio.Reader
-	peak float64       // MiB, sampled
-	cpu  time.Duration // processor time, sampled
-	mu   sync.Mutex
 	wait func() error
+
+	mu     sync.Mutex
+	peak   float64       // MiB
+	cpu    time.Duration // processor time
+	before time.Duration // processor time until mark
+	ended  bool
 }
 
-// startChild starts a part on the servers. ttl is its lease time, and env adds to its environment.
-func startChild(s *servers, part string, ttl time.Duration, stderr io.Writer, env ...string) (*child, error) {
+// leaseTTL is the lease time of parts under test. It is short, so that a takeover happens during
+// the run.
+const leaseTTL = time.Second
+
+// startChild starts a part on the servers, whose close kills it. env adds to its environment.
+func (s *servers) startChild(part string, env ...string) (*child, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
 	cmd := exec.Command(self, "bench", "child", part)
 	cmd.Env = append(os.Environ(), "DATABASE_URL="+s.url, "NATS_URL="+s.broker.URL, "NATS_STREAM="+s.broker.Stream,
-		"LEASE_TTL="+ttl.String(), "LOG_LEVEL=warn", "HEARTBEAT_INTERVAL=0")
+		"LEASE_TTL="+leaseTTL.String(), "LOG_LEVEL=warn", "HEARTBEAT_INTERVAL=0")
 	cmd.Env = append(cmd.Env, env...)
-	cmd.Stderr = stderr
+	cmd.Stderr = logTo(s.say)
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
 		return nil, err
@@ -187,22 +186,45 @@ func startChild(s *servers, part string, ttl time.Duration, stderr io.Writer, en
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", part, err)
 	}
-	return &child{cmd: cmd, out: bufio.NewReader(stdout), wait: sync.OnceValue(cmd.Wait)}, nil
+	c := &child{part: part, cmd: cmd, out: bufio.NewReader(stdout), wait: sync.OnceValue(cmd.Wait)}
+	s.undo = append(s.undo, func() error { c.kill(); return nil })
+	return c, nil
 }
 
-// sample records the process's peak memory and its processor time so far.
-func (c *child) sample() {
-	dir := fmt.Sprintf("/proc/%d/", c.cmd.Process.Pid)
-	status, err := os.ReadFile(dir + "status")
-	if err != nil {
-		return // the process has ended, so keep the last sample
+// startChildren starts several parts.
+func (s *servers) startChildren(parts []string, env ...string) ([]*child, error) {
+	all := make([]*child, len(parts))
+	for i, part := range parts {
+		var err error
+		if all[i], err = s.startChild(part, env...); err != nil {
+			return nil, err
+		}
 	}
-	stat, err := os.ReadFile(dir + "stat")
-	if err != nil {
-		return
-	}
+	return all, nil
+}
+
+// logTo is a writer that passes a child's log to say.
+type logTo func(string, ...any)
+
+func (w logTo) Write(b []byte) (int, error) {
+	w("child: %s", b)
+	return len(b), nil
+}
+
+// sample returns the process's peak memory in MiB and its processor time so far, or those of the
+// last sample if it has ended.
+func (c *child) sample() (peak float64, cpu time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.ended { // another process may have its id
+		return c.peak, c.cpu
+	}
+	dir := fmt.Sprintf("/proc/%d/", c.cmd.Process.Pid)
+	status, err := os.ReadFile(dir + "status")
+	stat, serr := os.ReadFile(dir + "stat")
+	if err != nil || serr != nil {
+		return c.peak, c.cpu
+	}
 	if _, rest, ok := strings.Cut(string(status), "VmHWM:"); ok {
 		if kb, err := strconv.ParseFloat(strings.Fields(rest)[0], 64); err == nil {
 			c.peak = max(c.peak, kb/1024)
@@ -217,24 +239,56 @@ func (c *child) sample() {
 			c.cpu = max(c.cpu, time.Duration(u+s)*tick)
 		}
 	}
+	return c.peak, c.cpu
+}
+
+// mark excludes the processor time so far from used.
+func (c *child) mark() { _, c.before = c.sample() }
+
+// used returns the processor time since mark.
+func (c *child) used() time.Duration {
+	_, cpu := c.sample()
+	return cpu - c.before
 }
 
 // kill ends the process like a crash.
 func (c *child) kill() {
 	c.sample()
 	_ = c.cmd.Process.Kill() // fails if the process has ended
-	_ = c.wait()             // the error is that of the kill
+	_ = c.await()            // the error is that of the kill
 }
 
-// stop ends the process cleanly and returns its tally.
-func (c *child) stop() (t tally, err error) {
-	c.sample()
-	if err := c.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		return t, err
+// await waits for the end of the process.
+func (c *child) await() error {
+	err := c.wait()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ended = true
+	return err
+}
+
+// stop ends processes cleanly, except for those that were killed. It returns the sum of their
+// tallies, and the highest of their peaks in MiB.
+func stop(children ...*child) (sum tally, peak *float64, err error) {
+	peak = new(float64)
+	for _, c := range children {
+		high, _ := c.sample()
+		*peak = max(*peak, round(high, 1))
+		if c.ended {
+			continue
+		}
+		if err := c.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			return sum, nil, err
+		}
+		var t tally
+		err := json.NewDecoder(c.out).Decode(&t)
+		if werr := c.await(); werr != nil {
+			err = werr
+		}
+		if err != nil {
+			return sum, nil, fmt.Errorf("%s under test: %w", c.part, err)
+		}
+		sum.CatchUps, sum.Conflicts = sum.CatchUps+t.CatchUps, sum.Conflicts+t.Conflicts
 	}
-	err = json.NewDecoder(c.out).Decode(&t)
-	if werr := c.wait(); werr != nil {
-		return t, fmt.Errorf("%s under test: %w", c.cmd.Args[len(c.cmd.Args)-1], werr)
-	}
-	return t, err
+	return sum, peak, nil
 }

@@ -5,9 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -61,13 +59,10 @@ minute have quantiles of their own.`,
 					return fmt.Errorf("--case is %q: want subscriber or projection", o.only)
 				}
 			}
-			say := progress(cmd)
 			for _, c := range cases {
-				r, err := o.run(cmd.Context(), c, say)
-				if err != nil {
-					return fmt.Errorf("%s: %w", c.name, err)
-				}
-				if err := r.write(cmd.OutOrStdout()); err != nil {
+				if err := onServers(cmd, c.name, o.sync, func(ctx context.Context, s *servers) error {
+					return o.run(ctx, s, c)
+				}); err != nil {
 					return err
 				}
 			}
@@ -86,209 +81,103 @@ minute have quantiles of their own.`,
 }
 
 // latencyCase is a place at which writes arrive. arrivals calls seen with the number of each write
-// when it arrives, until ctx ends. begun returns the number of writes that have begun, in the order
-// of their numbers.
+// when it arrives, until ctx ends. due returns how many writes are due, in the order of their
+// numbers.
 type latencyCase struct {
 	name     string
 	parts    []string
-	arrivals func(ctx context.Context, s *servers, js jetstream.JetStream, begun func() int, seen func(n int)) error
+	arrivals func(ctx context.Context, s *servers, due func() int, seen func(n int)) error
 }
 
-func (o latencyOptions) run(ctx context.Context, c latencyCase, say func(string, ...any)) (_ result, err error) {
+func (o latencyOptions) run(ctx context.Context, s *servers, c latencyCase) error {
 	r := result{Case: c.name, Relays: 1}
-	say("%s: starting servers", c.name)
-	s, err := startServers(ctx, o.sync, slog.Default())
+	if err := s.declare(ctx, 1); err != nil {
+		return err
+	}
+	children, err := s.startChildren(c.parts)
 	if err != nil {
-		return r, err
+		return err
 	}
-	defer func() { err = errors.Join(err, s.close()) }()
-	var children []*child
-	defer func() {
-		for _, c := range children {
-			c.kill()
-		}
-	}()
-	js, closeJS, err := s.stream(ctx, slog.Default())
-	if err != nil {
-		return r, err
-	}
-	defer closeJS()
-	for _, part := range c.parts {
-		child, err := startChild(s, part, leaseTTL, logTo(say))
-		if err != nil {
-			return r, err
-		}
-		children = append(children, child)
-		if err := awaitStream(ctx, s, js); err != nil { // the relay creates it
-			return r, err
-		}
-	}
-
 	total := int(float64(o.rate) * o.duration.Seconds())
 	if err := warmUp(ctx, s, total, len(c.parts) > 1); err != nil {
-		return r, err
+		return err
 	}
 	if o.heldSnapshot {
 		r.Case += "-held-snapshot"
 		if err := s.holdSnapshot(ctx); err != nil {
-			return r, err
+			return err
 		}
 	}
-	before := make([]time.Duration, len(children))
-	for i, c := range children {
-		c.sample()
-		before[i] = c.cpu
+	for _, c := range children {
+		c.mark()
 	}
-	say("%s: %d writes per second for %s", c.name, o.rate, o.duration)
-	if err := o.measure(ctx, c, s, js, &r, total); err != nil {
-		return r, err
+	s.say("%d writes per second for %s", o.rate, o.duration)
+	if err := o.measure(ctx, s, c, &r, total); err != nil {
+		return err
 	}
-	running := children
-	children = nil
-	if err := r.end(running, before, total); err != nil {
-		return r, err
+	for i, to := range []**float64{&r.RelayCPU, &r.ConsumerCPU}[:len(children)] {
+		*to = perEvent(children[i].used(), total)
 	}
-	r.settings, err = s.settings(ctx)
-	return r, err
-}
-
-// measure offers the writes, waits until all have arrived, and sets the times of r.
-func (o latencyOptions) measure(ctx context.Context, c latencyCase, s *servers, js jetstream.JetStream, r *result, total int) error {
-	ctx, cancel := context.WithTimeout(ctx, o.duration+time.Minute)
-	defer cancel()
-	nc, err := broker.Connect(s.broker, "bench writers", slog.Default())
+	t, peak, err := stop(children...)
 	if err != nil {
 		return err
 	}
-	defer nc.Close()
-	waker := broker.NewWaker(nc, s.broker)
-	go func() { _ = waker.Run(ctx) }() // returns nil when ctx ends
-	a := &arrivals{stamps: make([]time.Time, total), took: make([]time.Duration, total), left: total, done: make(chan error, 2)}
-	go func() { a.done <- c.arrivals(ctx, s, js, a.begunUpTo, a.seen) }()
-	start := time.Now()
-	written := make(chan error, 1)
-	go func() {
-		err := o.offer(ctx, s, waker, a)
-		if err != nil {
-			cancel()
-		}
-		written <- err
-	}()
-	err = <-a.done
-	if err == nil {
-		r.rate(total, time.Since(start))
-		err = <-written
-	} else {
-		cancel()
-		if werr := <-written; werr != nil && !errors.Is(werr, context.Canceled) {
-			err = werr
-		}
-	}
-	if err != nil {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		return fmt.Errorf("%d of %d writes arrived: %w", total-a.left, total, err)
-	}
-	r.P50, r.P95, r.P99 = quantiles(a.took)
-	if o.duration >= 2*time.Minute {
-		minute := total * int(time.Minute) / int(o.duration)
-		_, _, r.FirstP99 = quantiles(a.took[:minute])
-		_, _, r.LastP99 = quantiles(a.took[total-minute:])
-	}
-	return nil
+	r.CatchUps, r.Conflicts, r.PeakRSS = &t.CatchUps, &t.Conflicts, peak
+	return s.print(&r)
 }
 
-// offer starts every write at its time, whether or not earlier ones are done, as long as a writer
-// is free.
-func (o latencyOptions) offer(ctx context.Context, s *servers, waker *broker.Waker, a *arrivals) error {
+// measure offers the writes, waits until all have arrived, and sets the times of r. The time of a
+// write counts from when it was due.
+func (o latencyOptions) measure(ctx context.Context, s *servers, c latencyCase, r *result, total int) error {
+	ctx, cancel := context.WithTimeout(ctx, o.duration+time.Minute)
+	defer cancel()
+	waker := broker.NewWaker(s.js.Conn(), s.broker)
+	load := workload{workers: o.writers, rate: float64(o.rate), calls: total, start: time.Now()}
+	took, left, arrived := make([]time.Duration, total), total, make(chan struct{})
 	g, ctx := errgroup.WithContext(ctx)
-	work := make(chan int, len(a.stamps))
-	for range o.writers {
-		g.Go(func() error {
-			for n := range work {
-				a.begin(n)
-				partition, err := write(ctx, s, n)
-				if err != nil {
-					return err
-				}
-				if o.wake {
-					waker.Wake(partition)
-				}
-			}
-			return nil
-		})
-	}
-	start := time.Now()
+	g.Go(func() error { return waker.Run(ctx) }) // returns nil when ctx ends
 	g.Go(func() error {
-		defer close(work)
-		for n := range a.stamps {
-			if err := pause(ctx, time.Until(start.Add(time.Duration(float64(n)/float64(o.rate)*float64(time.Second))))); err != nil {
-				return err
+		err := c.arrivals(ctx, s, func() int { return min(int(time.Since(load.start).Seconds()*load.rate)+1, total) }, func(n int) {
+			if n >= total || took[n] != 0 { // the numbers from total on belong to the warm-up
+				return
 			}
-			work <- n
+			took[n] = time.Since(load.due(n))
+			if left--; left == 0 {
+				r.rate(total, time.Since(load.start))
+				close(arrived)
+			}
+		})
+		if left == 0 {
+			return nil // the end of ctx ends it
 		}
-		return nil
+		return fmt.Errorf("%d of %d writes arrived: %w", total-left, total, err)
 	})
-	return g.Wait()
-}
-
-// arrivals records when each write began and how long it took to arrive.
-type arrivals struct {
-	done chan error // gets nil when all writes have arrived, or the error of a search for them
-
-	mu          sync.Mutex
-	stamps      []time.Time
-	took        []time.Duration
-	left, begun int
-}
-
-func (a *arrivals) begin(n int) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.stamps[n] = time.Now()
-	a.begun = max(a.begun, n+1)
-}
-
-func (a *arrivals) begunUpTo() int {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.begun
-}
-
-func (a *arrivals) seen(n int) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if n >= len(a.took) || a.took[n] != 0 { // the numbers from len(a.took) on belong to the warm-up
-		return
-	}
-	a.took[n] = time.Since(a.stamps[n])
-	if a.left--; a.left == 0 {
-		a.done <- nil
-	}
-}
-
-// end stops the processes and sets the figures of their memory and processor time. before is their
-// processor time before the writes.
-func (r *result) end(children []*child, before []time.Duration, total int) error {
-	var peak float64
-	for i, c := range children {
-		c.sample()
-		cpu := perEvent(c.cpu-before[i], total)
-		t, err := c.stop()
-		if err != nil {
-			for _, c := range children[i:] {
-				c.kill()
+	g.Go(func() error {
+		_, err := load.run(ctx, func(_, n int, _ time.Time) error {
+			partition, err := write(ctx, s, n)
+			if err == nil && o.wake {
+				waker.Wake(partition)
 			}
 			return err
+		})
+		if err != nil {
+			return err
 		}
-		peak = max(peak, c.peak)
-		if i == 0 {
-			r.CatchUps, r.Conflicts, r.RelayCPU = &t.CatchUps, &t.Conflicts, cpu
-		} else {
-			r.ConsumerCPU = cpu
+		select {
+		case <-arrived:
+		case <-ctx.Done():
 		}
+		cancel()
+		return nil
+	})
+	if err := g.Wait(); err != nil {
+		return err
 	}
-	r.PeakRSS = ptr(round(peak, 1))
+	r.quantiles = quantilesOf(took)
+	if o.duration >= 2*time.Minute {
+		minute := total * int(time.Minute) / int(o.duration)
+		r.FirstP99, r.LastP99 = quantilesOf(took[:minute]).P99, quantilesOf(took[total-minute:]).P99
+	}
 	return nil
 }
 
@@ -301,36 +190,20 @@ func warmUp(ctx context.Context, s *servers, total int, projected bool) error {
 			return err
 		}
 	}
-	for {
-		var pending, edges int
-		if err := s.pool.QueryRow(ctx, `SELECT (SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL),
-			(SELECT count(*) FROM edge_lists)`).Scan(&pending, &edges); err != nil {
-			return err
+	return await(ctx, 20*time.Millisecond, 0, func() (bool, error) {
+		published, err := s.published(ctx)
+		if err != nil || !published || !projected {
+			return published, err
 		}
-		if pending == 0 && (!projected || edges == writes) {
-			return nil
-		}
-		if err := pause(ctx, 20*time.Millisecond); err != nil {
-			return err
-		}
-	}
-}
-
-func awaitStream(ctx context.Context, s *servers, js jetstream.JetStream) error {
-	for {
-		_, err := js.Stream(ctx, s.broker.StreamName(0))
-		if !errors.Is(err, jetstream.ErrStreamNotFound) {
-			return err
-		}
-		if err := pause(ctx, 20*time.Millisecond); err != nil {
-			return err
-		}
-	}
+		var edges int
+		err = s.pool.QueryRow(ctx, `SELECT count(*) FROM edge_lists`).Scan(&edges)
+		return edges == writes, err
+	})
 }
 
 // atSubscriber reports a write when a JetStream consumer has its event.
-func atSubscriber(ctx context.Context, s *servers, js jetstream.JetStream, _ func() int, seen func(int)) error {
-	consumer, err := js.OrderedConsumer(ctx, s.broker.StreamName(0), jetstream.OrderedConsumerConfig{InactiveThreshold: time.Minute})
+func atSubscriber(ctx context.Context, s *servers, _ func() int, seen func(int)) error {
+	consumer, err := s.js.OrderedConsumer(ctx, s.broker.StreamName(0), jetstream.OrderedConsumerConfig{InactiveThreshold: time.Minute})
 	if err != nil {
 		return err
 	}
@@ -353,12 +226,12 @@ func atSubscriber(ctx context.Context, s *servers, js jetstream.JetStream, _ fun
 }
 
 // visibleSQL reads the followers that have an edge in the projection, from the lowest missing one
-// to the highest that has begun.
+// to the highest that is due.
 const visibleSQL = `SELECT from_id FROM edge_lists
  WHERE tenant_id = 1 AND kind = 'follow' AND from_id BETWEEN @lowest::bigint AND @highest::bigint`
 
 // atProjection reports a write when its row can be read from the projection.
-func atProjection(ctx context.Context, s *servers, _ jetstream.JetStream, begun func() int, seen func(int)) error {
+func atProjection(ctx context.Context, s *servers, due func() int, seen func(int)) error {
 	conn, err := s.pool.Acquire(ctx) // kept, so that reads do not wait for the writers' connections
 	if err != nil {
 		return err
@@ -366,7 +239,7 @@ func atProjection(ctx context.Context, s *servers, _ jetstream.JetStream, begun 
 	defer conn.Release()
 	there := map[int64]bool{}
 	for lowest := int64(1); ; {
-		if highest := int64(begun()); lowest <= highest {
+		if highest := int64(due()); lowest <= highest {
 			rows, _ := conn.Query(ctx, visibleSQL, pgx.StrictNamedArgs{"lowest": lowest, "highest": highest})
 			found, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 			if err != nil {
@@ -393,14 +266,11 @@ func atProjection(ctx context.Context, s *servers, _ jetstream.JetStream, begun 
 // returns the event's slot.
 func write(ctx context.Context, s *servers, n int) (slot int, err error) {
 	follower, followee := int64(n+1), int64(n%1000+1_000_000_000)
-	now := event.Time{Time: time.Now()}
-	payload, err := json.Marshal(event.Follow{FollowerID: event.ID(follower), FolloweeID: event.ID(followee),
-		Status: event.StatusActive, Version: 1, CreatedAt: now, PositionedAt: now, UpdatedAt: now, Actor: "bench"})
+	e, err := followed(follower, followee, time.Now())
 	if err != nil {
 		return 0, err
 	}
-	events := []event.Event{{TenantID: 1, AggregateType: event.AggregateFollow, AggregateID: followee,
-		Type: event.Created, Payload: payload}}
+	events := []event.Event{e}
 	err = postgres.InTx(ctx, s.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `INSERT INTO follows (tenant_id, follower_id, followee_id) VALUES (1, $1, $2)`,
 			follower, followee); err != nil {
@@ -409,4 +279,13 @@ func write(ctx context.Context, s *servers, n int) (slot int, err error) {
 		return outbox.Append(ctx, tx, events)
 	})
 	return events[0].Slot, err
+}
+
+// followed returns the event of a new follow. The writer of an event without an id chooses one.
+func followed(follower, followee int64, at time.Time) (event.Event, error) {
+	t := event.Time{Time: at}
+	payload, err := json.Marshal(event.Follow{FollowerID: event.ID(follower), FolloweeID: event.ID(followee),
+		Status: event.StatusActive, Version: 1, CreatedAt: t, PositionedAt: t, UpdatedAt: t, Actor: "bench"})
+	return event.Event{TenantID: tenant, AggregateType: event.AggregateFollow, AggregateID: followee, Type: event.Created,
+		Payload: payload}, err
 }

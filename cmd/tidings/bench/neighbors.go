@@ -2,18 +2,15 @@ package bench
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
-	"log/slog"
 	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/tidings/tidings/internal/tokens"
 )
@@ -52,7 +49,7 @@ fails if the tenant's 99th percentile is more than twice that of the case quiet.
 			if o.duration <= 0 || o.clients < 1 || slices.ContainsFunc(o.cases, func(c string) bool { return !slices.Contains(all, c) }) {
 				return fmt.Errorf("want a --duration above 0, --clients of 1 or more, and --cases of %s", strings.Join(all, ", "))
 			}
-			return o.run(cmd.Context(), cmd.OutOrStdout(), progress(cmd))
+			return onServers(cmd, "", syncDefault, o.run)
 		},
 	}
 	f := cmd.Flags()
@@ -66,46 +63,16 @@ fails if the tenant's 99th percentile is more than twice that of the case quiet.
 type neighborsResult struct {
 	Case     string   `json:"case"`
 	Clients  int      `json:"clients"`
-	Requests int      `json:"requests"` // answered with 2xx
+	Requests int      `json:"requests"` // answered with 200, writes with 201
 	Refused  int      `json:"refused"`  // 503
 	Errors   int      `json:"errors"`   // any other answer, or no answer
 	P50      *float64 `json:"p50_ms,omitempty"`
 	P99      *float64 `json:"p99_ms,omitempty"`
 	Ratio    *float64 `json:"p99_ratio,omitempty"` // to the p99 of case quiet
 	Others   int      `json:"attackers,omitempty"`
-	Answered int      `json:"attackers_answered,omitempty"` // with 2xx
+	Answered int      `json:"attackers_answered,omitempty"` // likewise
 	Turned   int      `json:"attackers_refused,omitempty"`  // any other answer, or no answer
 	settings
-}
-
-// neighbor is a connection with the results of its requests.
-type neighbor struct {
-	wire            wire
-	took            []time.Duration
-	refused, errors int
-}
-
-// run sends the requests that make returns until ctx ends: one per interval every, or without a
-// pause if every is 0.
-func (n *neighbor) run(ctx context.Context, every time.Duration, make func(i int) (method, path, headers string, body []byte)) {
-	defer n.wire.close()
-	start := time.Now()
-	for i := 0; ctx.Err() == nil; i++ {
-		if every > 0 && pause(ctx, time.Until(start.Add(time.Duration(i)*every))) != nil {
-			return
-		}
-		method, path, headers, body := make(i)
-		began := time.Now()
-		a, err := n.wire.send(method, path, headers, body)
-		switch {
-		case err == nil && a.status/100 == 2:
-			n.took = append(n.took, time.Since(began))
-		case err == nil && a.status == 503:
-			n.refused++
-		default:
-			n.errors++
-		}
-	}
 }
 
 // good and bad are the indexes of the measured and the attacking tenant in the tokens of the API
@@ -116,112 +83,85 @@ const good, bad = 0, 1
 type attack struct {
 	name    string
 	clients int
-	request func(client, i int) (method, path, headers string, body []byte)
+	next    func(client, n int) request
 }
 
 // attacks returns the cases. comment is the path of a comment of the tenant bad. fresh is a
 // Tidings-Token header that no consumer reaches.
 func attacks(comment, fresh string) []attack {
-	guess := func(int, int) (string, string, string, []byte) { return "GET", "/v1/follows/1/42", "", nil }
+	guess := func(int, int) request { return request{method: "GET", path: "/v1/follows/1/42", token: tokens.New()} }
 	return []attack{
 		{"quiet", 0, nil},
 		{"tokens-400", 400, guess},
 		{"tokens-1000", 1000, guess},
-		{"readers-100", 100, func(client, _ int) (string, string, string, []byte) {
-			return "GET", "/v1/users/42/followers?limit=" + strconv.Itoa(1+client/2), fresh, nil
+		{"readers-100", 100, func(client, _ int) request {
+			return request{method: "GET", path: "/v1/users/42/followers?limit=" + strconv.Itoa(1+client/2), headers: fresh}
 		}},
-		{"patch-100", 100, func(client, i int) (string, string, string, []byte) {
-			return "PATCH", comment, "Content-Type: application/json\r\nIf-Match: *\r\n", fmt.Appendf(nil, `{"body":"%d %d"}`, client, i)
+		{"patch-100", 100, func(client, n int) request {
+			return request{method: "PATCH", path: comment, headers: "Content-Type: application/json\r\nIf-Match: *\r\n",
+				body: fmt.Appendf(nil, `{"body":"%d %d"}`, client, n)}
 		}},
 	}
 }
 
-// attack runs one case for o.duration.
-func (o neighborsOptions) attack(ctx context.Context, a *apiUnderTest, c attack) neighborsResult {
-	ctx, cancel := context.WithTimeout(ctx, o.duration)
-	defer cancel()
-	var wg sync.WaitGroup
-	others, own := make([]neighbor, c.clients), make([]neighbor, o.clients)
-	for i := range others {
-		others[i].wire = wire{addr: a.addr, token: a.tokens[bad], timeout: time.Minute}
-		wg.Go(func() {
-			others[i].run(ctx, 0, func(n int) (string, string, string, []byte) {
-				if strings.HasPrefix(c.name, "tokens") {
-					others[i].wire.token = tokens.New()
-				}
-				return c.request(i, n)
-			})
-		})
+// goodRequest returns the requests of the measured tenant, reads and writes in turn.
+func goodRequest(_, n int) request {
+	if n%2 == 0 {
+		return request{method: "GET", path: "/v1/users/42/counts"}
 	}
-	for i := range own {
-		own[i].wire = wire{addr: a.addr, token: a.tokens[good], timeout: time.Minute}
-		wg.Go(func() {
-			own[i].run(ctx, 20*time.Millisecond, func(n int) (string, string, string, []byte) {
-				if n%2 == 0 {
-					return "GET", "/v1/users/42/counts", "", nil
-				}
-				return "PUT", "/v1/follows/" + strconv.FormatInt(1+rand.Int64N(1_000_000_000_000), 10) + "/42", "", nil
-			})
-		})
-	}
-	wg.Wait()
-	r := neighborsResult{Case: c.name, Clients: o.clients, Others: c.clients}
-	var took []time.Duration
-	for i := range own {
-		took = append(took, own[i].took...)
-		r.Refused += own[i].refused
-		r.Errors += own[i].errors
-	}
-	for i := range others {
-		r.Answered += len(others[i].took)
-		r.Turned += others[i].refused + others[i].errors
-	}
-	r.Requests = len(took)
-	r.P50, _, r.P99 = quantiles(took)
-	return r
+	return request{method: "PUT", path: "/v1/follows/" + strconv.FormatInt(1+rand.Int64N(1_000_000_000_000), 10) + "/42"}
 }
 
-func (o neighborsOptions) run(ctx context.Context, out io.Writer, say func(string, ...any)) (err error) {
-	say("starting servers")
-	s, err := startServers(ctx, syncDefault, slog.Default())
+// attack runs one case for o.duration. The latency counts from when a request was sent, because the
+// limit of the ratio is about the API's answers. The tenant has few connections, and a wait for one
+// would multiply the time of a slow answer.
+func (o neighborsOptions) attack(ctx context.Context, a *apiUnderTest, c attack) (r neighborsResult, err error) {
+	only := func(tenant int) *apiUnderTest {
+		return &apiUnderTest{addr: a.addr, tokens: a.tokens[tenant : tenant+1]}
+	}
+	own, others := newCallers(only(good), o.clients, goodRequest), newCallers(only(bad), c.clients, c.next)
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		_, err := own.run(ctx, workload{rate: 50 * float64(o.clients), duration: o.duration})
+		return err
+	})
+	g.Go(func() error {
+		_, err := others.run(ctx, workload{duration: o.duration})
+		return err
+	})
+	if err := g.Wait(); err != nil {
+		return r, err
+	}
+	q := quantilesOf(own.took)
+	return neighborsResult{Case: c.name, Clients: o.clients, Requests: len(own.took), Refused: own.refused, Errors: own.failed,
+		P50: q.P50, P99: q.P99, Others: c.clients, Answered: len(others.took), Turned: others.refused + others.failed}, nil
+}
+
+func (o neighborsOptions) run(ctx context.Context, s *servers) error {
+	a, err := s.startAPI(ctx, 2)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, s.close()) }()
-	set, err := s.settings(ctx)
-	if err != nil {
-		return err
-	}
-	if err := declareStream(ctx, s); err != nil {
-		return err
-	}
-	a, err := startAPI(ctx, s, 2, logTo(say))
-	if err != nil {
-		return err
-	}
-	defer a.child.kill()
 	setUp := wire{addr: a.addr, token: a.tokens[bad], timeout: time.Minute}
 	defer setUp.close()
 	made, err := setUp.send("POST", "/v1/posts/1/comments", "Content-Type: application/json\r\n", []byte(`{"author_id":"1","body":"x"}`))
 	if err != nil || made.status != 201 {
 		return fmt.Errorf("write a comment: %d, %w", made.status, err)
 	}
-	comment, fresh := string(made.location), ""
+	comment := string(made.location)
 	if made, err = setUp.send("PUT", "/v1/follows/7/42", "", nil); err != nil || made.status != 201 {
 		return fmt.Errorf("write a follow: %d, %w", made.status, err)
 	}
-	fresh = "Tidings-Token: " + string(made.writeToken) + "\r\n"
 
 	var quiet float64
 	wrong := 0
-	for _, c := range attacks(comment, fresh) {
+	for _, c := range attacks(comment, "Tidings-Token: "+string(made.writeToken)+"\r\n") {
 		if !slices.Contains(o.cases, c.name) {
 			continue
 		}
-		say("%s: %d clients for %s", c.name, c.clients, o.duration)
-		r := o.attack(ctx, a, c)
-		r.settings = set
-		if err := ctx.Err(); err != nil {
+		s.say("%s: %d clients for %s", c.name, c.clients, o.duration)
+		r, err := o.attack(ctx, a, c)
+		if err != nil {
 			return err
 		}
 		if r.P99 != nil && c.name == "quiet" {
@@ -229,14 +169,14 @@ func (o neighborsOptions) run(ctx context.Context, out io.Writer, say func(strin
 		} else if r.P99 != nil && quiet > 0 {
 			r.Ratio = ptr(round(*r.P99/quiet, 2))
 		}
-		if err := writeLine(out, r); err != nil {
+		if err := s.print(&r); err != nil {
 			return err
 		}
 		if r.Refused+r.Errors > 0 || r.P99 == nil || r.Ratio != nil && *r.Ratio > neighborsP99 {
 			wrong++
 		}
 	}
-	if _, err := a.child.stop(); err != nil {
+	if _, _, err := stop(a.child); err != nil {
 		return err
 	}
 	if wrong > 0 {

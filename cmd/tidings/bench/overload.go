@@ -4,10 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"log/slog"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -49,7 +45,7 @@ API's peak memory may rise by at most 32 MiB in the second half.`,
 				return errors.New("want a --factor above 1, a --duration above 0, --clients of 1 or more, and at least " +
 					"as many --connections")
 			}
-			return o.run(cmd.Context(), cmd.OutOrStdout(), progress(cmd))
+			return onServers(cmd, "", syncDefault, o.run)
 		},
 	}
 	f := cmd.Flags()
@@ -71,102 +67,80 @@ type overloadResult struct {
 	Recovery    float64 `json:"recovery_seconds,omitempty"`
 }
 
-func (o overloadOptions) run(ctx context.Context, out io.Writer, say func(string, ...any)) (err error) {
-	say("starting servers")
-	s, err := startServers(ctx, syncDefault, slog.Default())
+func (o overloadOptions) run(ctx context.Context, s *servers) error {
+	a, err := s.startAPI(ctx, 1)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, s.close()) }()
-	set, err := s.settings(ctx)
-	if err != nil {
-		return err
-	}
-	if err := declareStream(ctx, s); err != nil {
-		return err
-	}
-	a, err := startAPI(ctx, s, 1, logTo(say))
-	if err != nil {
-		return err
-	}
-	defer a.child.kill()
-
-	calm := newWriters(a, o.clients, follows)
+	calm, flood, after := newCallers(a, o.clients, follows), newCallers(a, o.connections, follows), newCallers(a, 1, follows)
 	measured := min(10*time.Second, o.duration)
-	say("sustained: %d clients for %s", o.clients, measured)
+	s.say("sustained: %d clients for %s", o.clients, measured)
 	start := time.Now()
-	if err := calm.run(ctx, measured); err != nil {
+	if _, err := calm.run(ctx, workload{duration: measured}); err != nil {
 		return err
 	}
-	sustained := overloadResult{writeResult: writeResult{Case: "sustained", Clients: o.clients, settings: set}}
-	calm.fill(&sustained.writeResult, time.Since(start))
-	if err := writeLine(out, sustained); err != nil {
+	sustained := overloadResult{writeResult: writeResult{Case: "sustained", Clients: o.clients}}
+	sustained.fill(calm, time.Since(start))
+	if err := s.print(&sustained); err != nil {
 		return err
 	}
 
-	flood := newWriters(a, o.connections, follows)
-	r := overloadResult{writeResult: writeResult{Case: "overload", Clients: o.connections, settings: set},
+	r := overloadResult{writeResult: writeResult{Case: "overload", Clients: o.connections},
 		Wanted: round(o.factor*sustained.AcceptedPerSecond, 0)}
-	say("overload: %.0f writes per second for %s", r.Wanted, o.duration)
+	s.say("overload: %.0f writes per second for %s", r.Wanted, o.duration)
 	if err := r.flood(ctx, a.child, flood, o.duration); err != nil {
 		return err
 	}
 	r.Factor = round(r.Offered/sustained.AcceptedPerSecond, 1)
-	say("recovery")
-	after := newWriters(a, 1, follows)
-	if err := r.recover(ctx, after.each[0]); err != nil {
+	s.say("recovery")
+	if err := r.recover(ctx, after); err != nil {
 		return err
 	}
-	if _, err := a.child.stop(); err != nil {
+	if _, _, err := stop(a.child); err != nil {
 		return err
 	}
-	say("searching for every accepted write")
-	missing, duplicates, err := after.check(ctx, s, calm, flood)
+	s.say("searching for every accepted write")
+	if err := r.check(ctx, s, calm, flood, after); err != nil {
+		return err
+	}
+	return errors.Join(s.print(&r), r.held())
+}
+
+// flood offers the wanted rate and sets the results of r. The latency counts from when a request
+// was sent: the connections cannot keep up with the rate, and each waits for its answer.
+func (r *overloadResult) flood(ctx context.Context, api *child, c *callers, d time.Duration) error {
+	half := make(chan float64, 1)
+	timer := time.AfterFunc(d/2, func() {
+		peak, _ := api.sample()
+		half <- round(peak, 1)
+	})
+	defer timer.Stop()
+	start := time.Now()
+	sent, err := c.run(ctx, workload{rate: r.Wanted, duration: d})
 	if err != nil {
 		return err
 	}
-	r.Missing, r.Duplicates = &missing, &duplicates
-	return errors.Join(writeLine(out, r), r.held())
-}
-
-// flood offers the wanted rate and sets the results of r.
-func (r *overloadResult) flood(ctx context.Context, api *child, writers *writers, d time.Duration) error {
-	half := time.AfterFunc(d/2, func() {
-		api.sample()
-		api.mu.Lock()
-		defer api.mu.Unlock()
-		r.PeakRSSHalf = round(api.peak, 1)
-	})
-	defer half.Stop()
-	start := time.Now()
-	sent := writers.offer(ctx, r.Wanted, d)
 	took := time.Since(start)
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	api.sample()
-	r.PeakRSS = ptr(round(api.peak, 1))
-	writers.fill(&r.writeResult, took)
-	r.Offered = round(float64(sent)/took.Seconds(), 0)
+	peak, _ := api.sample()
+	r.PeakRSS, r.PeakRSSHalf = ptr(round(peak, 1)), <-half
+	r.fill(c, took)
+	r.Offered = perSecond(sent, took)
 	return nil
 }
 
 // recover writes until ten writes in a row are accepted, and sets the time of r.
-func (r *overloadResult) recover(ctx context.Context, w *writer) error {
-	defer w.wire.close()
-	start := time.Now()
-	for inARow, n := 0, 0; inARow < 10; n++ {
-		before := len(w.accepted)
-		w.write(0, n, follows)
-		if inARow++; len(w.accepted) == before {
-			inARow = 0
-			if err := pause(ctx, 10*time.Millisecond); err != nil {
-				return err
-			}
+func (r *overloadResult) recover(ctx context.Context, c *callers) error {
+	defer c.wires[0].close()
+	start, inARow, n := time.Now(), 0, 0
+	err := await(ctx, 10*time.Millisecond, time.Minute, func() (bool, error) {
+		for inARow = 0; inARow < 10 && c.call(0, n, time.Now()); n++ {
+			inARow++
 		}
-		if time.Since(start) > time.Minute {
-			return fmt.Errorf("the API did not accept ten writes in a row within a minute after the overload: %w", w.lastErr)
-		}
+		n++
+		return inARow == 10, nil
+	})
+	if err != nil {
+		return fmt.Errorf("the API did not accept ten writes in a row after the overload: %w", errors.Join(err, c.lastErr))
 	}
 	r.Recovery = round(time.Since(start).Seconds(), 3)
 	return nil
@@ -185,29 +159,4 @@ func (r *overloadResult) held() error {
 		return fmt.Errorf("recovery took %.1f s", r.Recovery)
 	}
 	return nil
-}
-
-// offer sends writes at a rate, whether or not earlier ones are done, as long as a connection is
-// free, and returns how many it sent.
-func (ws *writers) offer(ctx context.Context, perSecond float64, d time.Duration) (sent int64) {
-	var next atomic.Int64
-	start := time.Now()
-	ctx, cancel := context.WithDeadline(ctx, start.Add(d))
-	defer cancel()
-	var wg sync.WaitGroup
-	for client, w := range ws.each {
-		wg.Go(func() {
-			defer w.wire.close()
-			for {
-				n := next.Add(1) - 1
-				due := start.Add(time.Duration(float64(n) / perSecond * float64(time.Second)))
-				if pause(ctx, time.Until(due)) != nil {
-					return
-				}
-				w.write(client, int(n), ws.make)
-			}
-		})
-	}
-	wg.Wait()
-	return next.Load() - int64(len(ws.each)) // each writer took one number that it did not send
 }

@@ -10,11 +10,9 @@ import (
 	"os/exec"
 	"regexp"
 	"strconv"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/tidings/tidings/internal/pglocal"
 )
@@ -104,34 +102,23 @@ func pgbench() func(ctx context.Context, args ...string) *exec.Cmd {
 	return nil
 }
 
-func goBaseline(ctx context.Context, s *servers, clients int, d time.Duration) (int, time.Duration, error) {
-	var n atomic.Int64
+func goBaseline(ctx context.Context, s *servers, clients int, d time.Duration) (n int, took time.Duration, err error) {
+	conns := make([]*pgx.Conn, clients)
+	for i := range conns {
+		if conns[i], err = s.connect(ctx); err != nil {
+			return 0, 0, err
+		}
+	}
 	start := time.Now()
-	g, ctx := errgroup.WithContext(ctx)
-	for range clients {
-		g.Go(func() error {
-			conn, err := pgx.Connect(ctx, s.url)
-			if err != nil {
+	n, err = workload{workers: clients, duration: d}.run(ctx, func(client, _ int, _ time.Time) error {
+		followee := 1_000_000_000_000 + 1 + rand.Int64N(1000)
+		return pgx.BeginFunc(ctx, conns[client], func(tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, goFollowSQL, 1+rand.Int64N(1_000_000_000_000), followee); err != nil {
 				return err
 			}
-			defer conn.Close(context.WithoutCancel(ctx)) // an error here changes no result
-			for time.Since(start) < d {
-				followee := 1_000_000_000_000 + 1 + rand.Int64N(1000)
-				err := pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-					if _, err := tx.Exec(ctx, goFollowSQL, 1+rand.Int64N(1_000_000_000_000), followee); err != nil {
-						return err
-					}
-					_, err := tx.Exec(ctx, goOutboxSQL, followee, goPayload)
-					return err
-				})
-				if err != nil {
-					return err
-				}
-				n.Add(1)
-			}
-			return nil
+			_, err := tx.Exec(ctx, goOutboxSQL, followee, goPayload)
+			return err
 		})
-	}
-	err := g.Wait()
-	return int(n.Load()), time.Since(start), err
+	})
+	return n, time.Since(start), err
 }

@@ -2,10 +2,8 @@ package bench
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -17,7 +15,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tidings/tidings/event"
-	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/projections/followercounts"
 	"github.com/tidings/tidings/projections/history"
 )
@@ -70,15 +67,11 @@ example, --consumer archiver --partitions 2 --instances 1,2 shows the effect of 
 			}
 			for _, name := range o.cases {
 				for _, n := range o.instances {
-					r, err := o.run(cmd.Context(), name, cases[name], n, progress(cmd))
-					if err != nil {
-						return fmt.Errorf("%s: %w", name, err)
-					}
-					if err := r.write(cmd.OutOrStdout()); err != nil {
+					r := result{Case: name, Consumer: o.consumer, Instances: n, Partitions: o.partitions}
+					if err := onServers(cmd, name, o.sync, func(ctx context.Context, s *servers) error {
+						return o.run(ctx, s, cases[name], &r)
+					}); err != nil {
 						return err
-					}
-					if *r.Missing > 0 {
-						return fmt.Errorf("%s: %s has wrong rows of %d accounts or pairs", name, o.consumer, *r.Missing)
 					}
 				}
 			}
@@ -98,92 +91,46 @@ example, --consumer archiver --partitions 2 --instances 1,2 shows the effect of 
 	return cmd
 }
 
-func (o projectOptions) run(ctx context.Context, name string, pick func(*rand.Rand, int64) (int64, int64), instances int,
-	say func(string, ...any)) (_ result, err error) {
-	r := result{Case: name, Consumer: o.consumer, Instances: instances, Partitions: o.partitions}
-	say("%s: starting servers", name)
-	s, err := startServers(ctx, o.sync, slog.Default())
-	if err != nil {
-		return r, err
+func (o projectOptions) run(ctx context.Context, s *servers, pick func(*rand.Rand, int64) (int64, int64), r *result) error {
+	if err := s.declare(ctx, o.partitions); err != nil {
+		return err
 	}
-	defer func() { err = errors.Join(err, s.close()) }()
-	js, closeJS, err := s.stream(ctx, slog.Default())
+	s.say("publishing %d events", o.events)
+	want, err := o.fill(ctx, s, pick)
 	if err != nil {
-		return r, err
-	}
-	defer closeJS()
-	for n := range o.partitions {
-		p := broker.Partition{Number: n, FirstSlot: event.Slots * n / o.partitions, LastSlot: event.Slots*(n+1)/o.partitions - 1}
-		if _, err := broker.Declare(ctx, js, s.broker, p, slog.Default()); err != nil {
-			return r, err
-		}
-	}
-	say("%s: publishing %d events", name, o.events)
-	want, err := o.fill(ctx, s, js, pick)
-	if err != nil {
-		return r, err
+		return err
 	}
 
-	say("%s: catching up", name)
-	took, err := o.catchUp(ctx, s, instances, &r, say)
+	s.say("catching up")
+	start := time.Now()
+	children, err := s.startChildren(slices.Repeat([]string{o.consumer}, r.Instances))
 	if err != nil {
-		return r, err
+		return err
 	}
-	r.rate(o.events, took)
+	if err := await(ctx, 10*time.Millisecond, o.within, func() (bool, error) { return o.applied(ctx, s) }); err != nil {
+		return fmt.Errorf("catch up: %w", err)
+	}
+	r.rate(o.events, time.Since(start))
+	if _, r.PeakRSS, err = stop(children...); err != nil {
+		return err
+	}
 	wrong, err := o.wrong(ctx, s, want)
 	if err != nil {
-		return r, err
+		return err
 	}
 	r.Missing = &wrong
-	r.settings, err = s.settings(ctx)
-	return r, err
-}
-
-// catchUp starts the instances and returns the time until they have applied all events.
-func (o projectOptions) catchUp(ctx context.Context, s *servers, instances int, r *result,
-	say func(string, ...any)) (time.Duration, error) {
-	start := time.Now()
-	all := make([]*child, instances)
-	for i := range all {
-		c, err := startChild(s, o.consumer, leaseTTL, logTo(say))
-		if err != nil {
-			return 0, err
-		}
-		defer c.kill()
-		all[i] = c
+	if err := s.print(r); err != nil {
+		return err
 	}
-	for {
-		for _, c := range all {
-			c.sample()
-		}
-		applied, err := o.applied(ctx, s)
-		if err != nil {
-			return 0, err
-		}
-		if applied {
-			break
-		}
-		if time.Since(start) > o.within {
-			return 0, fmt.Errorf("not caught up after %s", o.within)
-		}
-		if err := pause(ctx, 10*time.Millisecond); err != nil {
-			return 0, err
-		}
+	if wrong > 0 {
+		return fmt.Errorf("%s has wrong rows of %d accounts or pairs", o.consumer, wrong)
 	}
-	took, peak := time.Since(start), 0.0
-	for _, c := range all {
-		if _, err := c.stop(); err != nil {
-			return 0, err
-		}
-		peak = max(peak, c.peak)
-	}
-	r.PeakRSS = ptr(round(peak, 1))
-	return took, nil
+	return nil
 }
 
 // fill publishes the events with the relay's headers. It returns the counts that they give to each
 // account, and the number of distinct pairs.
-func (o projectOptions) fill(ctx context.Context, s *servers, js jetstream.JetStream,
+func (o projectOptions) fill(ctx context.Context, s *servers,
 	pick func(*rand.Rand, int64) (int64, int64)) (want projected, err error) {
 	type pair struct{ follower, followee int64 }
 	var (
@@ -206,26 +153,22 @@ func (o projectOptions) fill(ctx context.Context, s *servers, js jetstream.JetSt
 	}
 	want.pairs = len(seen)
 	for i, p := range pairs {
-		now := time.Now()
-		e := event.Event{ID: uuid.NewString(), TenantID: 1, AggregateType: event.AggregateFollow, AggregateID: p.followee,
-			Type: event.Created, Version: 1, OccurredAt: now, OutboxID: int64(i + 1)}
-		t := event.Time{Time: now}
-		payload, err := json.Marshal(event.Follow{FollowerID: event.ID(p.follower), FolloweeID: event.ID(p.followee),
-			Status: event.StatusActive, Version: 1, CreatedAt: t, PositionedAt: t, UpdatedAt: t, Actor: "bench"})
+		e, err := followed(p.follower, p.followee, time.Now())
 		if err != nil {
 			return want, err
 		}
-		msg := &nats.Msg{Subject: e.Subject(s.broker.Prefix, int(p.followee)%o.partitions), Header: e.Headers(), Data: payload}
-		if _, err := js.PublishMsgAsync(msg, jetstream.WithStallWait(time.Minute)); err != nil {
+		e.ID, e.Version, e.OccurredAt, e.OutboxID = uuid.NewString(), 1, time.Now(), int64(i+1)
+		msg := &nats.Msg{Subject: e.Subject(s.broker.Prefix, int(p.followee)%o.partitions), Header: e.Headers(), Data: e.Payload}
+		if _, err := s.js.PublishMsgAsync(msg, jetstream.WithStallWait(time.Minute)); err != nil {
 			return want, err
 		}
 	}
 	select {
-	case <-js.PublishAsyncComplete():
+	case <-s.js.PublishAsyncComplete():
 	case <-ctx.Done():
 		return want, ctx.Err()
 	}
-	stored, err := countStored(ctx, js, s.broker)
+	stored, err := s.stored(ctx)
 	if err == nil && stored != o.events {
 		err = fmt.Errorf("the stream holds %d of %d events", stored, o.events)
 	}

@@ -2,11 +2,7 @@ package bench
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
-	"log/slog"
 	"slices"
 	"time"
 
@@ -15,12 +11,10 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/projections/followercounts"
 	"github.com/tidings/tidings/projections/threadcache"
 )
-
-// tenant is the tenant of all data of `tidings bench read`.
-const tenant = 1
 
 // readOptions are the flags of `tidings bench read`.
 type readOptions struct {
@@ -74,10 +68,11 @@ a cursor in the middle (tao-time-range). tao-total is all of them.`,
 					minComments, minUsers, readThreads, readTAO)
 			}
 			groups := map[string]readGroup{readThreads: o.threads, readTAO: o.tao}
-			say := progress(cmd)
 			for _, name := range o.cases {
-				if err := o.run(cmd.Context(), name, groups[name], cmd.OutOrStdout(), say); err != nil {
-					return fmt.Errorf("%s: %w", name, err)
+				if err := onServers(cmd, name, syncDefault, func(ctx context.Context, s *servers) error {
+					return o.run(ctx, s, groups[name])
+				}); err != nil {
+					return err
 				}
 			}
 			return nil
@@ -96,61 +91,39 @@ a cursor in the middle (tao-time-range). tao-total is all of them.`,
 }
 
 // readGroup runs a group of cases and returns their results.
-type readGroup func(ctx context.Context, s *servers, say func(string, ...any)) ([]readResult, error)
+type readGroup func(ctx context.Context, s *servers) ([]readResult, error)
 
 // readResult is the output line of a case. It omits members that do not apply.
 type readResult struct {
-	Case              string   `json:"case"`
-	Requests          int      `json:"requests"`
-	Seconds           float64  `json:"seconds"`
-	RequestsPerSecond float64  `json:"requests_per_second"`
-	P50               *float64 `json:"p50_ms,omitempty"`
-	P95               *float64 `json:"p95_ms,omitempty"`
-	P99               *float64 `json:"p99_ms,omitempty"`
-	Ratio             *float64 `json:"ratio_to_first_page,omitempty"`
-	Errors            int      `json:"errors"`
-	Clients           int      `json:"clients"`
-	Comments          int      `json:"comments,omitempty"`
-	Users             int      `json:"users,omitempty"`
-	Edges             int      `json:"edges,omitempty"`
-	PeakRSS           float64  `json:"peak_rss_mib"`
+	Case              string  `json:"case"`
+	Requests          int     `json:"requests"`
+	Seconds           float64 `json:"seconds"`
+	RequestsPerSecond float64 `json:"requests_per_second"`
+	quantiles
+	Ratio    *float64 `json:"ratio_to_first_page,omitempty"`
+	Errors   int      `json:"errors"`
+	Clients  int      `json:"clients"`
+	Comments int      `json:"comments,omitempty"`
+	Users    int      `json:"users,omitempty"`
+	Edges    int      `json:"edges,omitempty"`
+	PeakRSS  float64  `json:"peak_rss_mib"`
 	settings
 }
 
-// times sets the figures that follow from the times of requests, which were sent in the duration
-// within.
-func (r *readResult) times(took []time.Duration, within time.Duration) {
-	r.Requests, r.Seconds = len(took), round(within.Seconds(), 3)
-	r.RequestsPerSecond = round(float64(len(took))/within.Seconds(), 0)
-	r.P50, r.P95, r.P99 = quantiles(took)
+// fill sets the figures that follow from the requests, which were sent in the duration within.
+func (r *readResult) fill(c *recorder, within time.Duration) {
+	r.Requests, r.Seconds, r.Errors = len(c.took), round(within.Seconds(), 3), c.failed
+	r.RequestsPerSecond, r.quantiles = perSecond(len(c.took), within), quantilesOf(c.took)
 }
 
-func (o readOptions) run(ctx context.Context, name string, group readGroup, out io.Writer, say func(string, ...any)) (err error) {
-	say("%s: starting servers", name)
-	s, err := startServers(ctx, syncDefault, slog.Default())
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, s.close()) }()
-	if err := declareStream(ctx, s); err != nil {
-		return err
-	}
-	results, err := group(ctx, s, say)
-	if err != nil {
-		return err
-	}
-	set, err := s.settings(ctx)
+func (o readOptions) run(ctx context.Context, s *servers, group readGroup) error {
+	results, err := group(ctx, s)
 	if err != nil {
 		return err
 	}
 	wrong := 0
 	for _, r := range results {
-		r.settings = set
-		b, err := json.Marshal(r)
-		if err != nil {
-			return err
-		}
-		if _, err := fmt.Fprintf(out, "%s\n", b); err != nil {
+		if err := s.print(&r); err != nil {
 			return err
 		}
 		wrong += r.Errors
@@ -166,11 +139,18 @@ func (o readOptions) run(ctx context.Context, name string, group readGroup, out 
 const asConsumersDoSQL = `SELECT set_config('plan_cache_mode', 'force_custom_plan', true), set_config('enable_seqscan', 'off', true),
        set_config('random_page_cost', '1.1', true), set_config('synchronous_commit', 'off', true)`
 
-// fill applies batches of events to the projection until there are no more.
-func fill(ctx context.Context, s *servers, p interface {
-	Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error
-}, batches <-chan []event.Event) error {
-	for events := range batches {
+// fillBatch is the number of events in one transaction.
+const fillBatch = 10_000
+
+// fill applies n events to a projection: nth returns each of them, in order.
+func fill(ctx context.Context, s *servers, p projections.Projection, n int, nth func(n int) (event.Event, error)) (err error) {
+	for first := 0; first < n; first += fillBatch {
+		events := make([]event.Event, min(fillBatch, n-first))
+		for i := range events {
+			if events[i], err = nth(first + i); err != nil {
+				return err
+			}
+		}
 		if err := postgres.InTx(ctx, s.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 			if _, err := tx.Exec(ctx, asConsumersDoSQL); err != nil {
 				return err
@@ -180,7 +160,7 @@ func fill(ctx context.Context, s *servers, p interface {
 			return err
 		}
 	}
-	return ctx.Err()
+	return nil
 }
 
 // offsetsSQL inserts the offsets that a consumer has at the end of an empty stream. The API reads
@@ -196,13 +176,6 @@ func settle(ctx context.Context, s *servers) error {
 	if _, err := s.pool.Exec(ctx, offsetsSQL, pgx.StrictNamedArgs{"consumers": names}); err != nil {
 		return fmt.Errorf("set the consumers' offsets: %w", err)
 	}
-	owner, err := pgx.Connect(ctx, s.url)
-	if err != nil {
-		return err
-	}
-	_, err = owner.Exec(ctx, `VACUUM ANALYZE child_lists, child_buckets, child_totals, edge_lists, edge_counts, edges, consumer_offsets`)
-	if err == nil {
-		_, err = owner.Exec(ctx, `CHECKPOINT`)
-	}
-	return errors.Join(err, owner.Close(ctx))
+	return s.exec(ctx, `VACUUM ANALYZE child_lists, child_buckets, child_totals, edge_lists, edge_counts, edges, consumer_offsets`,
+		`CHECKPOINT`)
 }

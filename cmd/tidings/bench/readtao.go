@@ -3,20 +3,14 @@ package bench
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/url"
 	"slices"
-	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"golang.org/x/sync/errgroup"
-
 	"github.com/tidings/tidings/event"
-	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/ops/load"
 	"github.com/tidings/tidings/projections/followercounts"
@@ -48,52 +42,25 @@ func (g *graph) has(from, to int64) bool {
 	return found
 }
 
-// followsSQL writes follows to the truth.
+// followsSQL writes the follows of the projection to the truth.
 const followsSQL = `
 INSERT INTO follows (tenant_id, follower_id, followee_id, positioned_at)
-SELECT @tenant, * FROM unnest(@followers::bigint[], @followees::bigint[], @positioned_ats::timestamptz[])`
+SELECT tenant_id, from_id, to_id, positioned_at FROM edge_lists`
 
-// fill writes the follows to the truth and applies their events in a random order, which is the
-// order of the lists.
+// fill applies the events of the follows in a random order, which is the order of the lists, and
+// writes the follows to the truth.
 func (g *graph) fill(ctx context.Context, s *servers, seed uint64) error {
 	order := rand.New(rand.NewPCG(seed, 3)).Perm(len(g.edges))
-	batches := make(chan []event.Event, 1)
-	eg, ctx := errgroup.WithContext(ctx)
-	eg.Go(func() error {
-		defer close(batches)
-		began := time.Now().Add(-time.Duration(len(order)) * time.Millisecond)
-		for n := 0; n < len(order); n += fillBatch {
-			part := order[n:min(n+fillBatch, len(order))]
-			events, ats := make([]event.Event, len(part)), make([]time.Time, len(part))
-			followers, followees := make([]int64, len(part)), make([]int64, len(part))
-			for i, place := range part {
-				e, at := g.edges[place], event.Time{Time: began.Add(time.Duration(n+i) * time.Millisecond)}
-				payload, err := json.Marshal(event.Follow{FollowerID: event.ID(e.From), FolloweeID: event.ID(e.To),
-					Status: event.StatusActive, Version: 1, CreatedAt: at, PositionedAt: at, UpdatedAt: at, Actor: "bench"})
-				if err != nil {
-					return err
-				}
-				events[i] = event.Event{ID: fmt.Sprint(e.From, "-", e.To), TenantID: tenant,
-					AggregateType: event.AggregateFollow, AggregateID: e.To, Type: event.Created, Version: 1, Payload: payload}
-				followers[i], followees[i], ats[i] = e.From, e.To, at.Time
-			}
-			select {
-			case batches <- events:
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-			if err := postgres.InTx(ctx, s.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
-				_, err := tx.Exec(ctx, followsSQL, pgx.StrictNamedArgs{"tenant": tenant, "followers": followers,
-					"followees": followees, "positioned_ats": ats})
-				return err
-			}); err != nil {
-				return fmt.Errorf("write %d follows: %w", len(part), err)
-			}
-		}
-		return nil
-	})
-	eg.Go(func() error { return fill(ctx, s, followercounts.New(kinds.Builtin), batches) })
-	return eg.Wait()
+	began := time.Now().Add(-time.Duration(len(order)) * time.Millisecond)
+	if err := fill(ctx, s, followercounts.New(kinds.Builtin), len(order), func(n int) (event.Event, error) {
+		edge := g.edges[order[n]]
+		e, err := followed(edge.From, edge.To, began.Add(time.Duration(n)*time.Millisecond))
+		e.ID, e.Version = fmt.Sprint(edge.From, "-", edge.To), 1
+		return e, err
+	}); err != nil {
+		return err
+	}
+	return s.exec(ctx, followsSQL)
 }
 
 // edgePage has the members of an answer that the mix checks.
@@ -282,89 +249,80 @@ func (g *graph) taoParts(r *reader, middles []middle) []taoPart {
 	}
 }
 
-// asked has the results of the requests of a part.
-type asked struct {
-	took []time.Duration
-	errs int
-}
-
-func (o readOptions) tao(ctx context.Context, s *servers, say func(string, ...any)) (_ []readResult, err error) {
-	say("tao: writing %d follows of %d accounts", o.edges, o.users)
+func (o readOptions) tao(ctx context.Context, s *servers) (results []readResult, err error) {
+	s.say("writing %d follows of %d accounts", o.edges, o.users)
 	start := time.Now()
 	g := newGraph(load.Spec{Origins: int64(o.users), Targets: int64(o.users), NoSelf: true, Edges: int64(o.edges), Seed: o.seed})
 	if err := g.fill(ctx, s, o.seed); err != nil {
 		return nil, err
 	}
-	say("tao: written in %s", time.Since(start).Round(time.Millisecond))
+	s.say("written in %s", time.Since(start).Round(time.Millisecond))
 	if err := settle(ctx, s); err != nil {
 		return nil, err
 	}
-	r, err := startReader(ctx, s, o.clients, logTo(say))
+	r, err := s.startReader(ctx, o.clients)
 	if err != nil {
 		return nil, err
 	}
-	defer r.close()
 	middles, err := g.middles(ctx, r, rand.New(rand.NewPCG(o.seed, 4)))
 	if err != nil {
 		return nil, err
 	}
 	parts := g.taoParts(r, middles)
-	say("tao: %d clients for %s", o.clients, o.duration)
-	o.ask(ctx, parts, o.duration/10, o.seed+1, say) // warms caches and plans; the measured run would meet the same errors
-	start = time.Now()
-	all := o.ask(ctx, parts, o.duration, o.seed, say)
-	within := time.Since(start)
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
+	s.say("%d clients for %s", o.clients, o.duration)
+	// The first run warms caches and plans; the second one would meet the same errors.
+	if _, err := o.ask(ctx, s, parts, o.duration/10, o.seed+1); err != nil {
+		return nil, err
 	}
-	peak, err := r.stop()
+	start = time.Now()
+	asked, err := o.ask(ctx, s, parts, o.duration, o.seed)
 	if err != nil {
 		return nil, err
 	}
-	var results []readResult
-	add := func(name string, a asked) {
-		result := readResult{Case: name, Errors: a.errs, Clients: o.clients, Users: o.users, Edges: o.edges, PeakRSS: peak}
-		result.times(a.took, within)
+	within := time.Since(start)
+	_, peak, err := stop(r.child)
+	if err != nil {
+		return nil, err
+	}
+	total := &recorder{}
+	for i := range parts {
+		total.took, total.failed = append(total.took, asked[i].took...), total.failed+asked[i].failed
+	}
+	for i, c := range append(asked, total) {
+		result := readResult{Case: "tao-total", Clients: o.clients, Users: o.users, Edges: o.edges, PeakRSS: *peak}
+		if i < len(parts) {
+			result.Case = parts[i].name
+		}
+		result.fill(c, within)
 		results = append(results, result)
 	}
-	var total asked
-	for i, p := range parts {
-		add(p.name, all[i])
-		total.took, total.errs = append(total.took, all[i].took...), total.errs+all[i].errs
-	}
-	add("tao-total", total)
 	return results, nil
 }
 
 // ask runs the clients for the duration d, and returns the results of each part.
-func (o readOptions) ask(ctx context.Context, parts []taoPart, d time.Duration, seed uint64, say func(string, ...any)) []asked {
-	all := make([]asked, len(parts))
-	var mu sync.Mutex // of all
-	end := time.Now().Add(d)
-	var clients sync.WaitGroup
-	for c := range o.clients {
-		clients.Go(func() {
-			rnd := rand.New(rand.NewPCG(seed, uint64(c)<<8|5))
-			for time.Now().Before(end) && ctx.Err() == nil {
-				share, i := rnd.IntN(1000), 0
-				for share >= parts[i].share {
-					share -= parts[i].share
-					i++
-				}
-				took, err := parts[i].ask(ctx, rnd)
-				if ctx.Err() != nil {
-					return
-				}
-				mu.Lock()
-				if err == nil {
-					all[i].took = append(all[i].took, took)
-				} else if all[i].errs++; all[i].errs == 1 {
-					say("tao: %s: %v", parts[i].name, err)
-				}
-				mu.Unlock()
-			}
-		})
+func (o readOptions) ask(ctx context.Context, s *servers, parts []taoPart, d time.Duration, seed uint64) ([]*recorder, error) {
+	all, rnds := make([]*recorder, len(parts)), make([]*rand.Rand, o.clients)
+	for i := range all {
+		all[i] = &recorder{}
 	}
-	clients.Wait()
-	return all
+	for c := range rnds {
+		rnds[c] = rand.New(rand.NewPCG(seed, uint64(c)<<8|5))
+	}
+	_, err := workload{workers: o.clients, duration: d}.run(ctx, func(client, _ int, _ time.Time) error {
+		rnd := rnds[client]
+		share, i := rnd.IntN(1000), 0
+		for share >= parts[i].share {
+			share -= parts[i].share
+			i++
+		}
+		took, err := parts[i].ask(ctx, rnd)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if all[i].note(took, err) {
+			s.say("%s: %v", parts[i].name, err)
+		}
+		return nil
+	})
+	return all, err
 }

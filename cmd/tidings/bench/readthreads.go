@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/kinds"
@@ -23,10 +22,9 @@ import (
 const (
 	post       = 1
 	pageLimit  = 50
-	fillBatch  = 10_000 // events in one transaction
-	warmRounds = 50     // requests of each case before the first that counts
-	places     = 200    // the number of different cursors, and of comments with replies, in the requests
-	offsets    = 5      // the number of deep pages that are compared with SQL's OFFSET
+	warmRounds = 50  // requests of each case before the first that counts
+	places     = 200 // the number of different cursors, and of comments with replies, in the requests
+	offsets    = 5   // the number of deep pages that are compared with SQL's OFFSET
 )
 
 // longThread is the thread of the post. A comment's place is its index in order of time, from 0.
@@ -82,74 +80,40 @@ func (t *longThread) path(n int) string {
 	return segment
 }
 
-// events yields the events of the thread: the creation of every comment, then the deletions.
-func (t *longThread) events(yield func(event.Event) bool) error {
-	more := true
-	emit := func(c event.Comment, typ string) error {
-		payload, err := json.Marshal(c)
-		if err == nil {
-			more = yield(event.Event{ID: c.CommentID + typ, TenantID: tenant, AggregateType: event.AggregateComment, AggregateID: post,
-				Type: typ, Version: 1, Payload: payload})
-		}
-		return err
-	}
-	comment := func(n int) event.Comment {
-		planned := t.plan.Child(n)
-		t.parent[n] = int32(planned.Parent)
-		c := event.Comment{CommentID: commentID(n), PostID: post, Slug: slug(n), Path: t.path(n),
-			AuthorID: event.ID(planned.AuthorID), Body: planned.Body,
-			AuthorState: event.AuthorActive, ModerationState: event.ModerationNone, Version: 1, Actor: "bench",
-			CreatedAt: event.Time{Time: writtenAt(n)}}
-		if planned.Parent >= 0 {
-			c.ParentID = commentID(planned.Parent)
-		}
-		c.UpdatedAt = c.CreatedAt
-		return c
-	}
-	for n := 0; n < len(t.parent) && more; n++ {
-		if err := emit(comment(n), event.Created); err != nil {
-			return err
+// fill applies the thread's events: the creation of every comment, then the deletions.
+func (t *longThread) fill(ctx context.Context, s *servers) error {
+	var gone []int
+	for n, deleted := range t.deleted {
+		if deleted {
+			gone = append(gone, n)
 		}
 	}
-	for n := 0; n < len(t.parent) && more; n++ {
-		if t.deleted[n] {
-			c := comment(n)
-			c.AuthorState, c.Version, c.Body = event.AuthorDeleted, 2, ""
-			if err := emit(c, event.Deleted); err != nil {
-				return err
-			}
+	written := len(t.parent)
+	return fill(ctx, s, threadcache.New(kinds.Builtin), written+len(gone), func(n int) (event.Event, error) {
+		if n < written {
+			return t.event(n, event.Created)
 		}
-	}
-	return nil
+		return t.event(gone[n-written], event.Deleted)
+	})
 }
 
-// fill applies the thread's events, and prepares the next batch meanwhile.
-func (t *longThread) fill(ctx context.Context, s *servers) error {
-	batches := make(chan []event.Event, 1)
-	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error {
-		defer close(batches)
-		batch := make([]event.Event, 0, fillBatch)
-		send := func() bool {
-			select {
-			case batches <- batch:
-				batch = make([]event.Event, 0, fillBatch)
-				return true
-			case <-ctx.Done():
-				return false
-			}
-		}
-		if err := t.events(func(e event.Event) bool {
-			batch = append(batch, e)
-			return len(batch) < fillBatch || send()
-		}); err != nil {
-			return err
-		}
-		send()
-		return nil
-	})
-	g.Go(func() error { return fill(ctx, s, threadcache.New(kinds.Builtin), batches) })
-	return g.Wait()
+// event returns an event of the comment at place n, after those of all comments before it.
+func (t *longThread) event(n int, typ string) (event.Event, error) {
+	planned := t.plan.Child(n)
+	t.parent[n] = int32(planned.Parent)
+	c := event.Comment{CommentID: commentID(n), PostID: post, Slug: slug(n), Path: t.path(n),
+		AuthorID: event.ID(planned.AuthorID), Body: planned.Body,
+		AuthorState: event.AuthorActive, ModerationState: event.ModerationNone, Version: 1, Actor: "bench",
+		CreatedAt: event.Time{Time: writtenAt(n)}, UpdatedAt: event.Time{Time: writtenAt(n)}}
+	if planned.Parent >= 0 {
+		c.ParentID = commentID(planned.Parent)
+	}
+	if typ == event.Deleted {
+		c.AuthorState, c.Version, c.Body = event.AuthorDeleted, 2, ""
+	}
+	payload, err := json.Marshal(c)
+	return event.Event{ID: c.CommentID + typ, TenantID: tenant, AggregateType: event.AggregateComment, AggregateID: post,
+		Type: typ, Version: 1, Payload: payload}, err
 }
 
 // repliesPages returns comments with at least pageLimit shown replies, and the first page below
@@ -240,64 +204,61 @@ func (t *longThread) checkOffset(ctx context.Context, s *servers, skip int) erro
 	return nil
 }
 
-// threadCase is one of the cases; ask sends one request and checks its answer.
+// threadCase is one of the cases with its results; ask sends one request and checks its answer.
 type threadCase struct {
 	name string
 	ask  func() (time.Duration, error)
-	took []time.Duration
-	errs int
+	recorder
 }
 
-func (o readOptions) threads(ctx context.Context, s *servers, say func(string, ...any)) (_ []readResult, err error) {
-	say("threads: writing %d comments", o.comments)
+func (o readOptions) threads(ctx context.Context, s *servers) (results []readResult, err error) {
+	s.say("writing %d comments", o.comments)
 	start := time.Now()
 	t := newLongThread(o.comments, o.seed)
 	if err := t.fill(ctx, s); err != nil {
 		return nil, err
 	}
 	t.plan = nil // frees its memory
-	say("threads: written in %s", time.Since(start).Round(time.Millisecond))
+	s.say("written in %s", time.Since(start).Round(time.Millisecond))
 	if err := settle(ctx, s); err != nil {
 		return nil, err
 	}
-	r, err := startReader(ctx, s, 1, logTo(say), "API_PAGE_CACHE_BYTES=0")
+	r, err := s.startReader(ctx, 1, "API_PAGE_CACHE_BYTES=0")
 	if err != nil {
 		return nil, err
 	}
-	defer r.close()
 	cases, err := o.threadCases(ctx, s, r, t)
 	if err != nil {
 		return nil, err
 	}
-	say("threads: %d requests of each case", o.requests)
+	s.say("%d requests of each case", o.requests)
 	for round := range warmRounds + o.requests {
-		for i := range cases {
-			c := &cases[i]
+		for _, c := range cases {
 			took, err := c.ask()
-			switch {
-			case ctx.Err() != nil:
+			if ctx.Err() != nil {
 				return nil, ctx.Err()
-			case err != nil:
-				if c.errs++; c.errs == 1 {
-					say("threads: %s: %v", c.name, err)
-				}
-			case round >= warmRounds:
-				c.took = append(c.took, took)
+			}
+			if c.note(took, err) {
+				s.say("%s: %v", c.name, err)
+			}
+		}
+		if round == warmRounds-1 {
+			for _, c := range cases {
+				c.took = nil
 			}
 		}
 	}
-	peak, err := r.stop()
+	_, peak, err := stop(r.child)
 	if err != nil {
 		return nil, err
 	}
-	var results []readResult
 	for _, c := range cases {
-		result := readResult{Case: c.name, Errors: c.errs, Clients: 1, Comments: o.comments, PeakRSS: peak}
+		result := readResult{Case: c.name, Clients: 1, Comments: o.comments, PeakRSS: *peak}
 		within := time.Duration(0)
 		for _, took := range c.took {
 			within += took
 		}
-		result.times(c.took, within)
+		result.fill(&c.recorder, within)
 		if c.name == "deep-page" && result.P50 != nil && results[0].P50 != nil {
 			result.Ratio = ptr(round(*result.P50 / *results[0].P50, 3))
 		}
@@ -308,7 +269,7 @@ func (o readOptions) threads(ctx context.Context, s *servers, say func(string, .
 
 // threadCases returns the cases, the first page first. It reads the cursors, and compares some deep
 // pages with SQL's OFFSET.
-func (o readOptions) threadCases(ctx context.Context, s *servers, r *reader, t *longThread) ([]threadCase, error) {
+func (o readOptions) threadCases(ctx context.Context, s *servers, r *reader, t *longThread) ([]*threadCase, error) {
 	rnd := rand.New(rand.NewPCG(o.seed, 2))
 	path := fmt.Sprintf("/v1/posts/%d/comments?limit=%d", post, pageLimit)
 	deep := func() int { return o.comments*17/20 + rnd.IntN(o.comments/10) } // 85 to 95 %
@@ -351,7 +312,7 @@ func (o readOptions) threadCases(ctx context.Context, s *servers, r *reader, t *
 	if len(withReplies) == 0 {
 		return nil, errors.New("no comment has a page of replies")
 	}
-	return []threadCase{
+	return []*threadCase{
 		{name: "first-page", ask: func() (time.Duration, error) { return timed(path, t.visible[:pageLimit]) }},
 		{name: "deep-page", ask: func() (time.Duration, error) { return timed(skipTo(deep())) }},
 		{name: "deep-cursor", ask: func() (time.Duration, error) {

@@ -5,29 +5,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/nats-io/nats.go/jetstream"
 	"github.com/spf13/cobra"
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/outbox"
-)
-
-// The values of --broker-sync.
-const (
-	syncAlways  = "always"
-	syncDefault = "default"
-)
-
-// Texts of flags that several commands have.
-const (
-	syncWriting = "when the broker syncs to disk: always (before each publish ack) or default (every two minutes)"
-	syncReading = syncWriting + "; the measured part only reads"
-	giveUp      = "give up after this time"
 )
 
 // relayOptions are the flags of `tidings bench relay`.
@@ -46,10 +32,6 @@ const (
 	caseHeldSnapshot    = "relay-held-snapshot"
 	caseOpenTransaction = "relay-open-transaction"
 )
-
-// leaseTTL is the lease time of relays under test. It is short, so that the takeover happens during
-// the run.
-const leaseTTL = time.Second
 
 func relayCommand() *cobra.Command {
 	var o relayOptions
@@ -80,7 +62,7 @@ the medians of the ratios: a run with the ranges to the run without them.`,
 				return errors.New("want --ranges of 0 or more, --range-rows and --pairs of 1 or more")
 			}
 			if o.ranges > 0 {
-				return o.runRanges(cmd.Context(), cmd.OutOrStdout(), progress(cmd))
+				return onServers(cmd, "", o.sync, o.runRanges)
 			}
 			cases := []string{caseRelay}
 			if o.heldSnapshot {
@@ -90,15 +72,10 @@ the medians of the ratios: a run with the ranges to the run without them.`,
 				cases = append(cases, caseOpenTransaction)
 			}
 			for _, c := range cases {
-				r, err := o.run(cmd.Context(), c, progress(cmd))
-				if err != nil {
+				if err := onServers(cmd, c, o.sync, func(ctx context.Context, s *servers) error {
+					return o.run(ctx, s, c)
+				}); err != nil {
 					return err
-				}
-				if err := r.write(cmd.OutOrStdout()); err != nil {
-					return err
-				}
-				if *r.Missing+*r.Duplicates+*r.Inversions > 0 {
-					return fmt.Errorf("%d missing, %d duplicates, %d inversions", *r.Missing, *r.Duplicates, *r.Inversions)
 				}
 			}
 			return nil
@@ -133,184 +110,118 @@ SELECT n % 10000 % @tenants::bigint + 1, 'follow', n % 10000 + 1,
                           'version', n / 10000 + 1, 'pad', repeat('x', @payload))
   FROM generate_series(@first::bigint, @last::bigint) n`
 
-// rows returns the arguments of backlogSQL for the rows first to end-1.
-func (o relayOptions) rows(first, end int) pgx.StrictNamedArgs {
-	return pgx.StrictNamedArgs{"payload": o.payload, "tenants": o.tenants, "first": first, "last": end - 1}
+// write writes the rows first to end-1 of the backlog, and each of them per transaction.
+func (o relayOptions) write(ctx context.Context, s *servers, first, end, each int) error {
+	for ; first < end; first += each {
+		if _, err := s.owner.Exec(ctx, backlogSQL, pgx.StrictNamedArgs{"payload": o.payload, "tenants": o.tenants, "first": first,
+			"last": min(first+each, end) - 1}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-func (o relayOptions) run(ctx context.Context, name string, say func(string, ...any)) (_ result, err error) {
+func (o relayOptions) run(ctx context.Context, s *servers, name string) error {
 	r := result{Case: name, Relays: o.relays, Payload: o.payload, Processed: o.processed, Tenants: o.tenants, Partitions: o.partitions}
-	say("%s: starting servers", r.Case)
-	s, err := startServers(ctx, o.sync, slog.Default())
-	if err != nil {
-		return r, err
-	}
-	defer func() { err = errors.Join(err, s.close()) }()
 	if _, err := outbox.Resize(ctx, s.pool, o.partitions); err != nil {
-		return r, err
+		return err
 	}
 	if o.processed > 0 {
-		if err := o.preload(ctx, s, name == caseHeldSnapshot, say); err != nil {
-			return r, err
+		if err := o.preload(ctx, s, name == caseHeldSnapshot); err != nil {
+			return err
 		}
 	}
 	if name == caseOpenTransaction {
 		if err := s.hold(ctx, `BEGIN; SELECT pg_current_xact_id()`); err != nil {
-			return r, err
+			return err
 		}
 	}
-	say("%s: writing %d rows", r.Case, o.messages)
-	const step = 50_000
-	for first := 0; first < o.messages; first += step {
-		if _, err := s.pool.Exec(ctx, backlogSQL, o.rows(first, min(first+step, o.messages))); err != nil {
-			return r, err
-		}
+	s.say("writing %d rows", o.messages)
+	if err := o.write(ctx, s, 0, o.messages, 50_000); err != nil {
+		return err
 	}
-	js, closeJS, err := s.stream(ctx, slog.Default())
-	if err != nil {
-		return r, err
-	}
-	defer closeJS()
 
-	say("%s: draining", r.Case)
-	children := make([]*child, 0, o.relays)
-	defer func() {
-		for _, c := range children {
-			c.kill()
-		}
-	}()
+	s.say("draining")
 	start := time.Now()
-	for range o.relays {
-		c, err := startChild(s, partRelay, leaseTTL, logTo(say))
-		if err != nil {
-			return r, err
-		}
-		children = append(children, c)
-	}
-	takeovers, err := o.awaitDrained(ctx, s, js, children, start.Add(o.within))
+	relays, err := s.startChildren(slices.Repeat([]string{partRelay}, o.relays))
 	if err != nil {
-		return r, err
+		return err
+	}
+	r.Takeovers = new(int)
+	if err := o.drain(ctx, s, o.messages, func(stored int) {
+		if o.relays > 1 && *r.Takeovers == 0 && stored >= o.messages/2 {
+			relays[0].kill()
+			*r.Takeovers++
+		}
+	}); err != nil {
+		return err
 	}
 	r.rate(o.messages, time.Since(start))
-	running := children
-	children = nil
-	if err := r.stop(running, takeovers); err != nil {
-		return r, err
+	var cpu time.Duration
+	for _, c := range relays {
+		cpu += c.used()
 	}
-	say("%s: reading the stream back", r.Case)
-	if err := r.check(ctx, s, js); err != nil {
-		return r, err
+	t, peak, err := stop(relays...)
+	if err != nil {
+		return err
 	}
-	r.settings, err = s.settings(ctx)
-	return r, err
+	r.RelayCPU, r.PeakRSS, r.CatchUps, r.Conflicts = perEvent(cpu, o.messages), peak, &t.CatchUps, &t.Conflicts
+	s.say("reading the stream back")
+	if err := r.check(ctx, s); err != nil {
+		return err
+	}
+	return errors.Join(s.print(&r), r.lossless())
 }
 
-// awaitDrained waits until the stream has the last event and every row is marked. With two relays
-// or more it kills the first one half way. It returns the number of killed relays.
-func (o relayOptions) awaitDrained(ctx context.Context, s *servers, js jetstream.JetStream, children []*child,
-	deadline time.Time) (takeovers int, err error) {
-	for {
-		stored, err := countStored(ctx, js, s.broker)
-		if err != nil {
-			return takeovers, err
+// drain waits until the streams have all events and every row is marked. It calls progress with the
+// number of events on the streams.
+func (o relayOptions) drain(ctx context.Context, s *servers, all int, progress func(stored int)) error {
+	stored := 0
+	err := await(ctx, 5*time.Millisecond, o.within, func() (published bool, err error) {
+		if stored, err = s.stored(ctx); err != nil {
+			return false, err
 		}
 		if o.partitions > 1 && stored > 0 {
 			stored-- // the closing message of the installation's first partition
 		}
-		for _, c := range children {
-			c.sample()
+		if progress(stored); stored < all {
+			return false, nil
 		}
-		if o.relays > 1 && takeovers == 0 && stored >= o.messages/2 {
-			children[0].kill()
-			takeovers++
-		}
-		if stored >= o.messages {
-			break
-		}
-		if time.Now().After(deadline) {
-			return takeovers, fmt.Errorf("%d of %d events after %s", stored, o.messages, o.within)
-		}
-		if err := pause(ctx, 20*time.Millisecond); err != nil {
-			return takeovers, err
-		}
+		return s.published(ctx)
+	})
+	if err != nil {
+		return fmt.Errorf("%d of %d events: %w", stored, all, err)
 	}
-	for pending := true; pending; {
-		err := s.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL)`).Scan(&pending)
-		if err != nil {
-			return takeovers, err
-		}
-	}
-	return takeovers, nil
-}
-
-// stop stops the relays and sets the figures of their processes. The first takeovers of them were
-// killed.
-func (r *result) stop(children []*child, takeovers int) error {
-	var total tally
-	var peak float64
-	var cpu time.Duration
-	for i, c := range children {
-		c.sample()
-		peak, cpu = max(peak, c.peak), cpu+c.cpu
-		if i < takeovers {
-			continue
-		}
-		t, err := c.stop()
-		if err != nil {
-			for _, c := range children[i:] {
-				c.kill()
-			}
-			return err
-		}
-		peak, total.CatchUps, total.Conflicts = max(peak, c.peak), total.CatchUps+t.CatchUps, total.Conflicts+t.Conflicts
-	}
-	r.RelayCPU = perEvent(cpu, r.Events)
-	r.PeakRSS, r.CatchUps, r.Conflicts, r.Takeovers = ptr(round(peak, 1)), &total.CatchUps, &total.Conflicts, &takeovers
 	return nil
 }
 
 // preload writes rows and marks them as published, so that their entries in the pending index are
 // dead. If held is set, a snapshot from before stays open until the end of the case. Otherwise
 // vacuum removes the dead entries.
-func (o relayOptions) preload(ctx context.Context, s *servers, held bool, say func(string, ...any)) error {
-	say("writing %d rows that were published before", o.processed)
-	const step = 100_000
-	for first := 0; first < o.processed; first += step {
-		if _, err := s.pool.Exec(ctx, backlogSQL, o.rows(first, min(first+step, o.processed))); err != nil {
-			return err
-		}
+func (o relayOptions) preload(ctx context.Context, s *servers, held bool) error {
+	s.say("writing %d rows that were published before", o.processed)
+	if err := o.write(ctx, s, 0, o.processed, 100_000); err != nil {
+		return err
 	}
 	if held {
 		if err := s.holdSnapshot(ctx); err != nil {
 			return err
 		}
 	}
-	owner, err := pgx.Connect(ctx, s.url)
-	if err != nil {
-		return err
-	}
-	_, err = owner.Exec(ctx, `UPDATE outbox_messages SET processed_at = now(), stream_seq = 0`)
-	if err == nil {
-		_, err = owner.Exec(ctx, `VACUUM ANALYZE outbox_messages`)
-	}
-	return errors.Join(err, owner.Close(ctx))
+	return s.exec(ctx, `UPDATE outbox_messages SET processed_at = now(), stream_seq = 0`, `VACUUM ANALYZE outbox_messages`)
 }
 
-// countStored counts the messages on the streams, including the closing message of a closed stream.
-func countStored(ctx context.Context, js jetstream.JetStream, cfg broker.Config) (n int, err error) {
-	streams, err := broker.Streams(ctx, js, cfg)
-	for _, s := range streams {
-		n += int(s.Messages)
+// lossless returns an error if check has found something.
+func (r *result) lossless() error {
+	if *r.Missing+*r.Duplicates+*r.Inversions > 0 {
+		return fmt.Errorf("%d missing, %d duplicates, %d inversions", *r.Missing, *r.Duplicates, *r.Inversions)
 	}
-	return n, err
+	return nil
 }
 
 // check reads all streams and counts missing events, duplicates and inversions.
-func (r *result) check(ctx context.Context, s *servers, js jetstream.JetStream) error {
-	rows, err := s.pool.Query(ctx, `SELECT event_id::text FROM outbox_messages WHERE stream_seq > 0`)
-	if err != nil {
-		return err
-	}
+func (r *result) check(ctx context.Context, s *servers) error {
+	rows, _ := s.pool.Query(ctx, `SELECT event_id::text FROM outbox_messages WHERE stream_seq > 0`)
 	ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
 		return err
@@ -319,14 +230,14 @@ func (r *result) check(ctx context.Context, s *servers, js jetstream.JetStream) 
 	for _, id := range ids {
 		missing[id] = true
 	}
-	streams, err := broker.Streams(ctx, js, s.broker)
+	streams, err := broker.Streams(ctx, s.js, s.broker)
 	if err != nil {
 		return err
 	}
 	duplicates, inversions := 0, 0
 	versions := make(map[int64]int64)
 	for _, stream := range streams { // older streams have lower numbers and come first
-		if _, err := broker.Scan(ctx, js, s.broker, stream.Number, broker.Scanning{}, func(m *broker.Stored) error {
+		if _, err := broker.Scan(ctx, s.js, s.broker, stream.Number, broker.Scanning{}, func(m *broker.Stored) error {
 			if !event.Ours(m.Header) {
 				return nil // the closing message
 			}
@@ -362,23 +273,4 @@ func (r *result) check(ctx context.Context, s *servers, js jetstream.JetStream) 
 	lost += r.Events - len(ids)
 	r.Missing, r.Duplicates, r.Inversions = &lost, &duplicates, &inversions
 	return nil
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-t.C:
-		return nil
-	}
-}
-
-// logTo is a writer that passes a child's log to say.
-type logTo func(string, ...any)
-
-func (w logTo) Write(b []byte) (int, error) {
-	w("child: %s", b)
-	return len(b), nil
 }

@@ -4,12 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"log/slog"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/tidings/tidings/outbox"
@@ -46,9 +43,9 @@ SELECT id, (lpad(to_hex(id), 12, '0') || '80000000000000000000')::uuid, 1, 'foll
   FROM generate_series(%[1]d, %[2]d) id`
 
 // fillRanges creates the ranges and fills them, two at a time. It returns their first ids.
-func (o relayOptions) fillRanges(ctx context.Context, s *servers, owner *pgx.Conn, say func(string, ...any)) (firsts []int64, err error) {
+func (o relayOptions) fillRanges(ctx context.Context, s *servers) (firsts []int64, err error) {
 	var next, floor int64
-	if err := owner.QueryRow(ctx, `SELECT max(to_id) FROM outbox_ranges`).Scan(&next); err != nil {
+	if err := s.owner.QueryRow(ctx, `SELECT max(to_id) FROM outbox_ranges`).Scan(&next); err != nil {
 		return nil, err
 	}
 	rows := int64(o.rangeRows)
@@ -56,13 +53,13 @@ func (o relayOptions) fillRanges(ctx context.Context, s *servers, owner *pgx.Con
 	g.SetLimit(2)
 	for range o.ranges {
 		first := next
-		if _, err := owner.Exec(ctx, fmt.Sprintf(`SELECT outbox_range_make(%d, %d); ALTER TABLE outbox_messages_%[1]d
+		if err := s.exec(ctx, fmt.Sprintf(`SELECT outbox_range_make(%d, %d); ALTER TABLE outbox_messages_%[1]d
 			SET (autovacuum_enabled = off)`, first, first+rows)); err != nil {
 			return nil, err
 		}
 		firsts, next, floor = append(firsts, first), first+rows, first+rows-1
 		g.Go(func() error {
-			say("filling the range from %d with %d rows", first, rows)
+			s.say("filling the range from %d with %d rows", first, rows)
 			conn, err := pgx.Connect(ctx, s.url)
 			if err != nil {
 				return err
@@ -74,195 +71,98 @@ func (o relayOptions) fillRanges(ctx context.Context, s *servers, owner *pgx.Con
 	if err := g.Wait(); err != nil {
 		return nil, err
 	}
-	_, err = owner.Exec(ctx, fmt.Sprintf(`SELECT outbox_range_make(%d, %d), setval('outbox_messages_id_seq', %[3]d);
+	return firsts, s.exec(ctx, fmt.Sprintf(`SELECT outbox_range_make(%d, %d), setval('outbox_messages_id_seq', %[3]d);
 		UPDATE outbox_partitions SET floor_id = %[3]d; ANALYZE outbox_messages; CHECKPOINT`,
 		next, next+50_000_000, floor))
-	return firsts, err
 }
 
-func (o relayOptions) runRanges(ctx context.Context, out io.Writer, say func(string, ...any)) (err error) {
-	say("starting servers")
-	s, err := startServers(ctx, o.sync, slog.Default())
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, s.close()) }()
+func (o relayOptions) runRanges(ctx context.Context, s *servers) error {
 	if _, err := outbox.Resize(ctx, s.pool, o.partitions); err != nil {
 		return err
 	}
-	owner, err := pgx.Connect(ctx, s.url)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = owner.Close(context.WithoutCancel(ctx)) }() // an error here changes no result
 	start := time.Now()
-	firsts, err := o.fillRanges(ctx, s, owner, say)
+	firsts, err := o.fillRanges(ctx, s)
 	if err != nil {
 		return err
 	}
-	say("filled %d ranges in %.0f s", o.ranges, time.Since(start).Seconds())
-	js, closeJS, err := s.stream(ctx, slog.Default())
-	if err != nil {
-		return err
-	}
-	defer closeJS()
+	s.say("filled %d ranges in %.0f s", o.ranges, time.Since(start).Seconds())
 
-	set, err := s.settings(ctx)
+	written := 0
+	measure := func(with bool) (r rangesResult, err error) {
+		if err = moveRanges(ctx, s, firsts, with); err == nil {
+			r, err = o.slice(ctx, s, with, written)
+		}
+		written += o.messages
+		return r, err
+	}
+	if _, err := measure(false); err != nil { // to warm up
+		return err
+	}
+	with, without, err := alternate(o.pairs, true, measure)
 	if err != nil {
 		return err
 	}
-	r := &rangesRun{relayOptions: o, s: s, js: js, owner: owner, firsts: firsts, set: set, out: out, say: say}
-	sum := rangesSummary{Case: "ranges", Ranges: o.ranges, RangeRows: o.rangeRows, settings: set}
-	if err := r.compare(ctx, &sum); err != nil {
+	sum := rangesSummary{Case: "ranges", Ranges: o.ranges, RangeRows: o.rangeRows}
+	sum.InsertRatios, sum.InsertRatio = ratios(with, without, func(r rangesResult) float64 { return r.InsertsPerSecond })
+	sum.DrainRatios, sum.DrainRatio = ratios(with, without, func(r rangesResult) float64 { return r.EventsPerSecond })
+	if err := moveRanges(ctx, s, firsts, false); err != nil { // so that the check reads only the rows that this run published
 		return err
 	}
-	for _, first := range firsts { // so that the check reads only the rows that this run published
-		if _, err := owner.Exec(ctx, `SELECT outbox_range_archive($1, 0)`, first); err != nil {
-			return err
-		}
-	}
-	check := result{Events: r.written}
-	if err := check.check(ctx, s, js); err != nil {
+	check := result{Events: written}
+	if err := check.check(ctx, s); err != nil {
 		return err
 	}
 	sum.Missing, sum.Duplicates, sum.Inversions = *check.Missing, *check.Duplicates, *check.Inversions
-	if err := writeLine(out, sum); err != nil {
-		return err
+	return errors.Join(s.print(&sum), check.lossless())
+}
+
+// moveRanges moves the ranges to the outbox if in is set, else to its archive. That takes
+// milliseconds, because it writes only the catalog.
+func moveRanges(ctx context.Context, s *servers, firsts []int64, in bool) error {
+	sql := `SELECT outbox_range_archive($1, 0)`
+	if in {
+		sql = `SELECT outbox_range_return($1)`
 	}
-	if sum.Missing+sum.Duplicates+sum.Inversions > 0 {
-		return fmt.Errorf("%d missing, %d duplicates, %d inversions", sum.Missing, sum.Duplicates, sum.Inversions)
+	for _, first := range firsts {
+		if _, err := s.owner.Exec(ctx, sql, first); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
-// rangesRun is a run of --ranges on servers with filled ranges.
-type rangesRun struct {
-	relayOptions
-	s       *servers
-	js      jetstream.JetStream
-	owner   *pgx.Conn
-	firsts  []int64
-	set     settings
-	out     io.Writer
-	say     func(string, ...any)
-	written int
-}
-
-// compare runs pairs of slices, one with the ranges and one without, in alternating order. It sets
-// the ratios of sum.
-func (r *rangesRun) compare(ctx context.Context, sum *rangesSummary) error {
-	if _, err := r.slice(ctx, false); err != nil { // to warm up
-		return err
-	}
-	for i := range r.pairs {
-		first, err := r.slice(ctx, i%2 == 0)
-		if err != nil {
-			return err
-		}
-		second, err := r.slice(ctx, i%2 == 1)
-		if err != nil {
-			return err
-		}
-		if i%2 == 1 {
-			first, second = second, first
-		}
-		sum.InsertRatios = append(sum.InsertRatios, round(first.InsertsPerSecond/second.InsertsPerSecond, 3))
-		sum.DrainRatios = append(sum.DrainRatios, round(first.EventsPerSecond/second.EventsPerSecond, 3))
-	}
-	sum.InsertRatio, sum.DrainRatio = median(sum.InsertRatios), median(sum.DrainRatios)
-	return nil
-}
-
-// slice writes messages, lets a relay publish them, and prints the result. The ranges are in the
-// outbox if with is set, else in its archive.
-func (r *rangesRun) slice(ctx context.Context, with bool) (line rangesResult, err error) {
-	line.Case = "without-ranges"
+// slice writes messages, lets a relay publish them, and prints the result: the inserts per second,
+// and the time of the relay from the first event on the stream to the last mark. before is the
+// number of earlier messages. The ranges are in the outbox if with is set, else in its archive.
+func (o relayOptions) slice(ctx context.Context, s *servers, with bool, before int) (r rangesResult, err error) {
+	r.Case, r.Relays, r.Payload, r.Partitions = "without-ranges", 1, o.payload, o.partitions
 	if with {
-		line.Case = "with-ranges"
+		r.Case = "with-ranges"
 	}
-	r.say(line.Case)
-	for _, first := range r.firsts { // this takes milliseconds, because it writes only the catalog
-		sql := `SELECT outbox_range_archive($1, 0)::text`
-		if with {
-			sql = `SELECT outbox_range_return($1)::text`
-		}
-		var did string
-		if err := r.owner.QueryRow(ctx, sql, first).Scan(&did); err != nil {
-			return line, err
-		}
+	s.say(r.Case)
+	all, start := before+o.messages, time.Now()
+	if err := o.write(ctx, s, before, all, 20); err != nil {
+		return r, err
 	}
-	if line.InsertsPerSecond, err = r.insert(ctx, r.s, r.written); err != nil {
-		return line, err
+	r.InsertsPerSecond = perSecond(o.messages, time.Since(start))
+	if err := s.exec(ctx, `CHECKPOINT`); err != nil {
+		return r, err
 	}
-	r.written += r.messages
-	took, err := r.drain(ctx, r.s, r.js, r.owner, r.written, r.say)
+	c, err := s.startChild(partRelay)
 	if err != nil {
-		return line, err
+		return r, err
 	}
-	line.rate(r.messages, took)
-	line.Relays, line.Payload, line.Partitions, line.settings = 1, r.payload, r.partitions, r.set
-	return line, writeLine(r.out, line)
-}
-
-// insert writes the messages from the n-th on, 20 per statement and transaction, and returns the
-// rate per second.
-func (o relayOptions) insert(ctx context.Context, s *servers, n int) (perSecond float64, err error) {
-	const each = 20
-	conn, err := s.pool.Acquire(ctx)
-	if err != nil {
-		return 0, err
-	}
-	defer conn.Release()
-	start := time.Now()
-	for first := n; first < n+o.messages; first += each {
-		if _, err := conn.Exec(ctx, backlogSQL, o.rows(first, min(first+each, n+o.messages))); err != nil {
-			return 0, err
-		}
-	}
-	return round(float64(o.messages)/time.Since(start).Seconds(), 0), nil
-}
-
-// drain lets a relay publish the pending rows, and returns the time from the first event on the
-// stream to the last mark. all is the number of events that the streams have at the end.
-func (o relayOptions) drain(ctx context.Context, s *servers, js jetstream.JetStream, owner *pgx.Conn, all int,
-	say func(string, ...any)) (took time.Duration, err error) {
-	if _, err := owner.Exec(ctx, `CHECKPOINT`); err != nil {
-		return 0, err
-	}
-	c, err := startChild(s, partRelay, leaseTTL, logTo(say))
-	if err != nil {
-		return 0, err
-	}
-	defer c.kill()
-	deadline := time.Now().Add(o.within)
-	var start time.Time
-	for pending := true; pending; {
-		stored, err := countStored(ctx, js, s.broker)
-		if err != nil {
-			return 0, err
-		}
-		if o.partitions > 1 && stored > 0 {
-			stored-- // the closing message of the installation's first partition
-		}
-		if start.IsZero() && stored > all-o.messages {
+	start = time.Time{}
+	if err := o.drain(ctx, s, all, func(stored int) {
+		if start.IsZero() && stored > before {
 			start = time.Now()
 		}
-		if stored >= all {
-			err := s.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM outbox_messages
-				WHERE id > (SELECT min(floor_id) FROM outbox_partitions WHERE final_seq IS NULL) AND processed_at IS NULL)`).
-				Scan(&pending)
-			if err != nil {
-				return 0, err
-			}
-		}
-		if time.Now().After(deadline) {
-			return 0, fmt.Errorf("%d of %d events after %s", stored, all, o.within)
-		}
-		if err := pause(ctx, 5*time.Millisecond); err != nil {
-			return 0, err
-		}
+	}); err != nil {
+		return r, err
 	}
-	took = time.Since(start)
-	_, err = c.stop()
-	return took, err
+	r.rate(o.messages, time.Since(start))
+	if _, _, err := stop(c); err != nil {
+		return r, err
+	}
+	return r, s.print(&r)
 }

@@ -5,18 +5,22 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/spf13/cobra"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/natsserver"
 	"github.com/tidings/tidings/internal/pglocal"
@@ -24,15 +28,51 @@ import (
 	"github.com/tidings/tidings/migrations"
 )
 
-// servers are a migrated database and a broker for one case.
+// The values of --broker-sync.
+const (
+	syncAlways  = "always"
+	syncDefault = "default"
+)
+
+// tenant is the first tenant, and usually the only one.
+const tenant = 1
+
+// servers are a migrated database and a broker for one case or several, and the output of these.
 type servers struct {
-	url     string // for the owner of the tables
-	broker  broker.Config
-	nats    *natsserver.Server
-	pool    *pgxpool.Pool  // as the system role
-	sync    string         // the requested sync of the broker: always or default
-	fsyncUS float64        // the median time of an fsync, in microseconds
-	undo    []func() error // close calls them in reverse order
+	url    string // for the owner of the tables
+	broker broker.Config
+	pool   *pgxpool.Pool // as the system role
+	owner  *pgx.Conn     // as the owner of the tables, for one statement at a time
+	js     jetstream.JetStream
+	set    settings
+	out    io.Writer
+	say    func(format string, args ...any) // prints a line of progress to stderr; safe for concurrent use
+	undo   []func() error                   // close calls them in reverse order
+}
+
+// onServers starts the servers, calls run, and stops the servers and all processes that run has
+// started on them. brokerSync is syncAlways or syncDefault (two minutes). name is that of the case,
+// or "" if there are several.
+func onServers(cmd *cobra.Command, name, brokerSync string, run func(ctx context.Context, s *servers) error) (err error) {
+	ctx, prefix, mu := cmd.Context(), "", sync.Mutex{}
+	if name != "" {
+		prefix = name + ": "
+	}
+	s := &servers{out: cmd.OutOrStdout(), set: settings{BrokerSync: brokerSync}, say: func(format string, args ...any) {
+		mu.Lock()
+		defer mu.Unlock()
+		cmd.PrintErrf(prefix+format+"\n", args...)
+	}}
+	defer func() {
+		if err = errors.Join(err, s.close()); err != nil && name != "" {
+			err = fmt.Errorf("%s: %w", name, err)
+		}
+	}()
+	s.say("starting servers")
+	if err := s.start(ctx); err != nil {
+		return err
+	}
+	return run(ctx, s)
 }
 
 func (s *servers) close() error {
@@ -43,56 +83,70 @@ func (s *servers) close() error {
 	return errors.Join(errs...)
 }
 
-// startServers starts the servers of a case. brokerSync is "always" or "default" (two minutes).
-func startServers(ctx context.Context, brokerSync string, log *slog.Logger) (_ *servers, err error) {
-	s := &servers{sync: brokerSync}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, s.close())
-		}
-	}()
+func (s *servers) start(ctx context.Context) error {
 	dir, err := os.MkdirTemp("", "tidings-bench-")
 	if err != nil {
-		return nil, err
+		return err
 	}
 	s.undo = append(s.undo, func() error { return os.RemoveAll(dir) })
 	if err := os.Chmod(dir, 0o755); err != nil { // if root runs this, PostgreSQL runs as another user and needs access
-		return nil, err
+		return err
 	}
-	if s.fsyncUS, err = timeFsync(dir); err != nil {
-		return nil, err
+	if s.set.FsyncUS, err = timeFsync(dir); err != nil {
+		return err
 	}
+	if err := s.startPostgres(ctx, filepath.Join(dir, "postgres")); err != nil {
+		return err
+	}
+	nats, err := natsserver.Start(natsserver.Config{Dir: filepath.Join(dir, "nats"), LazySync: s.set.BrokerSync != syncAlways,
+		Log: slog.Default()})
+	if err != nil {
+		return err
+	}
+	s.undo = append(s.undo, func() error { nats.Shutdown(); return nil })
+	s.broker = broker.Config{URL: nats.URL(), Stream: "EVENTS", Prefix: "events", LivePrefix: "live", Replicas: 1, MaxAge: 24 * time.Hour,
+		MaxBytes: -1, Timeout: 5 * time.Second, Ping: 2 * time.Second}
+	nc, err := broker.Connect(s.broker, "bench", slog.Default())
+	if err != nil {
+		return err
+	}
+	s.undo = append(s.undo, func() error { nc.Close(); return nil })
+	s.js, err = jetstream.New(nc)
+	return err
+}
+
+// startPostgres creates a migrated database, on a server of its own if DATABASE_URL is empty.
+func (s *servers) startPostgres(ctx context.Context, dir string) error {
 	admin := os.Getenv("DATABASE_URL")
 	if admin == "" {
-		pg, err := pglocal.Start(ctx, pglocal.Config{Dir: filepath.Join(dir, "postgres"),
+		pg, err := pglocal.Start(ctx, pglocal.Config{Dir: dir,
 			Settings: map[string]string{"shared_buffers": "512MB", "max_wal_size": "4GB"}})
 		if err != nil {
-			return nil, err
+			return err
 		}
 		s.undo = append(s.undo, pg.Stop)
 		admin = pg.URL("postgres")
 	}
 	if err := s.makeDatabase(ctx, admin); err != nil {
-		return nil, err
+		return err
 	}
 	for _, set := range []migrations.Set{migrations.Truth, migrations.Projections} {
 		if _, err := migrations.Up(ctx, s.url, set, slog.Default()); err != nil {
-			return nil, err
+			return err
 		}
+	}
+	var err error
+	if s.owner, err = s.connect(ctx); err != nil {
+		return err
 	}
 	pg := postgres.Config{MaxConns: 32, ConnectTimeout: 5 * time.Second}
 	if s.pool, err = postgres.Open(ctx, s.url, pg, postgres.RoleSystem, "bench"); err != nil {
-		return nil, err
+		return err
 	}
 	s.undo = append(s.undo, func() error { s.pool.Close(); return nil })
-	server := natsserver.Config{Dir: filepath.Join(dir, "nats"), LazySync: brokerSync != syncAlways, Log: log}
-	if s.nats, err = natsserver.Start(server); err != nil {
-		return nil, err
-	}
-	s.undo = append(s.undo, func() error { s.nats.Shutdown(); return nil })
-	s.broker = broker.Config{URL: s.nats.URL(), Stream: "EVENTS", Prefix: "events", LivePrefix: "live", Replicas: 1, MaxAge: 24 * time.Hour,
-		MaxBytes: -1, Timeout: 5 * time.Second, Ping: 2 * time.Second}
-	return s, nil
+	return s.pool.QueryRow(ctx, `SELECT current_setting('fsync'), current_setting('synchronous_commit'),
+		current_setting('full_page_writes'), current_setting('shared_buffers')`).
+		Scan(&s.set.Fsync, &s.set.SynchronousCommit, &s.set.FullPageWrites, &s.set.SharedBuffers)
 }
 
 // makeDatabase creates a database beside the one of the URL admin. close drops it.
@@ -119,22 +173,33 @@ func (s *servers) makeDatabase(ctx context.Context, admin string) error {
 	return nil
 }
 
+// connect opens a connection as the owner of the tables. close closes it.
+func (s *servers) connect(ctx context.Context) (*pgx.Conn, error) {
+	conn, err := pgx.Connect(ctx, s.url)
+	if err == nil {
+		s.undo = append(s.undo, func() error { return conn.Close(context.WithoutCancel(ctx)) })
+	}
+	return conn, err
+}
+
+// exec runs statements as the owner of the tables, one after the other.
+func (s *servers) exec(ctx context.Context, statements ...string) error {
+	for _, sql := range statements {
+		if _, err := s.owner.Exec(ctx, sql); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // settings are the servers' settings, as the servers report them.
 type settings struct {
 	Fsync             string  `json:"fsync"`
 	SynchronousCommit string  `json:"synchronous_commit"`
 	FullPageWrites    string  `json:"full_page_writes"`
 	SharedBuffers     string  `json:"shared_buffers"`
-	BrokerSync        string  `json:"broker_sync"`
-	FsyncUS           float64 `json:"fsync_us"`
-}
-
-func (s *servers) settings(ctx context.Context) (c settings, err error) {
-	err = s.pool.QueryRow(ctx, `SELECT current_setting('fsync'), current_setting('synchronous_commit'),
-		current_setting('full_page_writes'), current_setting('shared_buffers')`).
-		Scan(&c.Fsync, &c.SynchronousCommit, &c.FullPageWrites, &c.SharedBuffers)
-	c.BrokerSync, c.FsyncUS = s.sync, s.fsyncUS
-	return c, err
+	BrokerSync        string  `json:"broker_sync"` // as requested
+	FsyncUS           float64 `json:"fsync_us"`    // the median time of an fsync, in microseconds
 }
 
 // timeFsync returns the median of 51 appends of 4 KiB with fsync, in microseconds.
@@ -156,23 +221,49 @@ func timeFsync(dir string) (us float64, err error) {
 		}
 		times[i] = float64(time.Since(start).Microseconds())
 	}
-	slices.Sort(times)
-	return times[len(times)/2], nil
+	return median(times), nil
 }
 
-// stream returns a JetStream handle with a connection of its own, and a function that closes the
-// connection.
-func (s *servers) stream(ctx context.Context, log *slog.Logger) (jetstream.JetStream, func(), error) {
-	nc, err := broker.Connect(s.broker, "bench", log)
-	if err != nil {
-		return nil, nil, err
+// declare creates the streams of some partitions. Without a relay nobody else creates them, and the
+// API and consumers need them.
+func (s *servers) declare(ctx context.Context, partitions int) error {
+	for n := range partitions {
+		p := broker.Partition{Number: n, FirstSlot: event.Slots * n / partitions, LastSlot: event.Slots*(n+1)/partitions - 1}
+		if _, err := broker.Declare(ctx, s.js, s.broker, p, slog.Default()); err != nil {
+			return err
+		}
 	}
-	js, err := jetstream.New(nc)
-	if err != nil {
-		nc.Close()
-		return nil, nil, err
+	return nil
+}
+
+// stored counts the messages on the streams, including the closing message of a closed stream.
+func (s *servers) stored(ctx context.Context) (n int, err error) {
+	streams, err := broker.Streams(ctx, s.js, s.broker)
+	for _, stream := range streams {
+		n += int(stream.Messages)
 	}
-	return js, nc.Close, nil
+	return n, err
+}
+
+// published reports whether every row of the outbox is marked as published. The floors spare it the
+// published rows, of which a case may have millions.
+func (s *servers) published(ctx context.Context) (all bool, err error) {
+	err = s.pool.QueryRow(ctx, `SELECT NOT EXISTS (SELECT FROM outbox_messages
+		WHERE id > (SELECT min(floor_id) FROM outbox_partitions WHERE final_seq IS NULL) AND processed_at IS NULL)`).Scan(&all)
+	return all, err
+}
+
+// hold runs the statements begin, which start a transaction, and keeps it open until the servers
+// are closed.
+func (s *servers) hold(ctx context.Context, begin string) error {
+	conn, err := s.connect(ctx)
+	if err == nil {
+		_, err = conn.Exec(ctx, begin)
+	}
+	if err != nil {
+		return fmt.Errorf("hold a transaction: %w", err)
+	}
+	return nil
 }
 
 // holdSnapshot keeps a snapshot open until the servers are closed. Vacuum cannot remove rows that
@@ -181,16 +272,29 @@ func (s *servers) holdSnapshot(ctx context.Context) error {
 	return s.hold(ctx, `BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM outbox_partitions`)
 }
 
-// hold runs the statements begin, which start a transaction, and keeps it open until the servers
-// are closed.
-func (s *servers) hold(ctx context.Context, begin string) error {
-	conn, err := pgx.Connect(ctx, s.url)
-	if err != nil {
-		return fmt.Errorf("hold a transaction: %w", err)
+// await calls done at intervals until it returns true or an error, ctx ends, or the time within has
+// passed; 0 is no limit.
+func await(ctx context.Context, interval, within time.Duration, done func() (bool, error)) error {
+	for start := time.Now(); ; {
+		if ok, err := done(); ok || err != nil {
+			return err
+		}
+		if within > 0 && time.Since(start) > within {
+			return fmt.Errorf("not done after %s", within)
+		}
+		if err := pause(ctx, interval); err != nil {
+			return err
+		}
 	}
-	s.undo = append(s.undo, func() error { return conn.Close(context.WithoutCancel(ctx)) })
-	if _, err := conn.Exec(ctx, begin); err != nil {
-		return fmt.Errorf("hold a transaction: %w", err)
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-t.C:
+		return nil
 	}
-	return nil
 }

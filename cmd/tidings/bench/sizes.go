@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"log/slog"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -24,7 +22,7 @@ indexes and of the write-ahead log. It marks the outbox's rows as published, and
 			if rows < 1000 {
 				return errors.New("want --rows of 1000 or more")
 			}
-			return runSizes(cmd.Context(), rows, cmd.OutOrStdout(), progress(cmd))
+			return onServers(cmd, "", syncDefault, func(ctx context.Context, s *servers) error { return runSizes(ctx, s, rows) })
 		},
 	}
 	cmd.Flags().IntVar(&rows, "rows", 1_000_000, "rows of each table")
@@ -84,41 +82,30 @@ var sizesCases = []struct{ name, table, sql string }{
 		`UPDATE outbox_partitions SET floor_id = 50000000; SELECT outbox_range_archive(1, 0); SELECT outbox_range_index(1)`},
 }
 
-func runSizes(ctx context.Context, rows int, out io.Writer, say func(string, ...any)) (err error) {
-	say("starting servers")
-	s, err := startServers(ctx, syncDefault, slog.Default())
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, s.close()) }()
-	owner, err := pgx.Connect(ctx, s.url)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = owner.Close(context.WithoutCancel(ctx)) }() // an error here changes no result
-	if _, err := owner.Exec(ctx, `SET synchronous_commit = off;
+func runSizes(ctx context.Context, s *servers, rows int) error {
+	if err := s.exec(ctx, `SET synchronous_commit = off;
 		SELECT make_history('follow', '{follower_id,followee_id}', 'bigint', false),
 		       make_history('comment', '{comment_id}', 'uuid', true)`); err != nil {
 		return err
 	}
 	for _, c := range sizesCases {
-		say("%s", c.name)
+		s.say("%s", c.name)
 		var lsn string
-		if err := owner.QueryRow(ctx, `SELECT pg_current_wal_insert_lsn()::text`).Scan(&lsn); err != nil {
+		if err := s.owner.QueryRow(ctx, `SELECT pg_current_wal_insert_lsn()::text`).Scan(&lsn); err != nil {
 			return err
 		}
 		start := time.Now()
-		if _, err := owner.Exec(ctx, c.sql, pgx.QueryExecModeSimpleProtocol, pgx.NamedArgs{"rows": rows}); err != nil {
+		if _, err := s.owner.Exec(ctx, c.sql, pgx.QueryExecModeSimpleProtocol, pgx.NamedArgs{"rows": rows}); err != nil {
 			return fmt.Errorf("%s: %w", c.name, err)
 		}
 		r := sizesResult{Case: c.name, Rows: rows, Seconds: round(time.Since(start).Seconds(), 1)}
-		if err := owner.QueryRow(ctx, `SELECT pg_table_size($1::regclass)::float8 / $3, pg_indexes_size($1::regclass)::float8 / $3,
+		if err := s.owner.QueryRow(ctx, `SELECT pg_table_size($1::regclass)::float8 / $3, pg_indexes_size($1::regclass)::float8 / $3,
 			pg_wal_lsn_diff(pg_current_wal_insert_lsn(), $2::pg_lsn)::float8 / $3`,
 			c.table, lsn, float64(rows)).Scan(&r.TableBytes, &r.IndexBytes, &r.WALBytes); err != nil {
 			return err
 		}
 		r.TableBytes, r.IndexBytes, r.WALBytes = round(r.TableBytes, 0), round(r.IndexBytes, 0), round(r.WALBytes, 0)
-		if err := writeLine(out, r); err != nil {
+		if err := writeLine(s.out, r); err != nil {
 			return err
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"sync"
 	"time"
 
@@ -12,7 +11,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tidings/tidings/event"
-	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/subscribe"
 )
 
@@ -39,11 +37,9 @@ the function got after a later one.`,
 				return errors.New("want --events, --users and --concurrency of 1 or more, --broker-sync always or default")
 			}
 			for name, opts := range map[string][]subscribe.Option{"subscribe": nil, "subscribe-in-order": {subscribe.InOrder()}} {
-				r, err := o.handle(cmd.Context(), name, opts, progress(cmd))
-				if err != nil {
-					return fmt.Errorf("%s: %w", name, err)
-				}
-				if err := r.write(cmd.OutOrStdout()); err != nil {
+				if err := onServers(cmd, name, o.sync, func(ctx context.Context, s *servers) error {
+					return o.run(ctx, s, name, opts)
+				}); err != nil {
 					return err
 				}
 			}
@@ -86,37 +82,23 @@ func (h *handled) note(e *subscribe.Event[event.Edge]) {
 	}
 }
 
-func (o subscribeOptions) handle(ctx context.Context, name string, opts []subscribe.Option,
-	say func(string, ...any)) (_ result, err error) {
-	r := result{Case: name}
-	s, err := startServers(ctx, o.sync, slog.Default())
-	if err != nil {
-		return r, err
+func (o subscribeOptions) run(ctx context.Context, s *servers, name string, opts []subscribe.Option) error {
+	if err := s.declare(ctx, 1); err != nil {
+		return err
 	}
-	defer func() { err = errors.Join(err, s.close()) }()
-	js, closeJS, err := s.stream(ctx, slog.Default())
-	if err != nil {
-		return r, err
+	s.say("publishing %d events", o.events)
+	if _, err := o.fill(ctx, s, projectCases(int64(o.users))["random"]); err != nil {
+		return err
 	}
-	defer closeJS()
-	if _, err := broker.Declare(ctx, js, s.broker, broker.Partition{LastSlot: event.Slots - 1}, slog.Default()); err != nil {
-		return r, err
-	}
-	say("%s: publishing %d events", name, o.events)
-	users := int64(o.users)
-	if _, err := o.fill(ctx, s, js, projectCases(users)["random"]); err != nil {
-		return r, err
-	}
-	say("%s: handling", name)
+	s.say("handling")
 	h := &handled{last: make(map[event.ID]uint64), seen: make(map[uint64]bool), all: o.events, done: make(chan struct{})}
-	took, err := o.time(ctx, js, h, append(opts, subscribe.Concurrency(o.concurrency)))
+	took, err := o.time(ctx, s.js, h, append(opts, subscribe.Concurrency(o.concurrency)))
 	if err != nil {
-		return r, err
+		return err
 	}
+	r := result{Case: name, Duplicates: &h.duplicates, Inversions: &h.inversions}
 	r.rate(o.events, took)
-	r.Duplicates, r.Inversions = ptr(h.duplicates), ptr(h.inversions)
-	r.settings, err = s.settings(ctx)
-	return r, err
+	return s.print(&r)
 }
 
 // time returns how long Handle takes until all events are acknowledged.
@@ -145,17 +127,15 @@ func (o subscribeOptions) time(ctx context.Context, js jetstream.JetStream, h *h
 	case <-late.C:
 		return 0, fmt.Errorf("not done after %s", o.within)
 	}
-	for { // until NATS has the last acknowledgment
+	if err := await(ctx, time.Millisecond, o.within, func() (bool, error) { // until NATS has the last acknowledgment
 		c, err := js.Consumer(ctx, "EVENTS-0", "bench-follow")
 		if err != nil {
-			return 0, err
+			return false, err
 		}
-		if i := c.CachedInfo(); i.NumPending == 0 && i.NumAckPending == 0 {
-			break
-		}
-		if err := pause(ctx, time.Millisecond); err != nil {
-			return 0, err
-		}
+		i := c.CachedInfo()
+		return i.NumPending == 0 && i.NumAckPending == 0, nil
+	}); err != nil {
+		return 0, err
 	}
 	took := time.Since(start)
 	stop()

@@ -5,10 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -36,7 +34,7 @@ The last line has the ratio of each pair and their median.`,
 			if o.rate < 1 || o.pairs < 1 || o.duration <= 0 || !(o.ratio > 0 && o.ratio <= 1) {
 				return errors.New("want --rate and --pairs of 1 or more, a --duration above 0, and a --ratio above 0 and up to 1")
 			}
-			return o.run(cmd.Context(), cmd.OutOrStdout(), progress(cmd))
+			return onServers(cmd, "", syncDefault, o.run)
 		},
 	}
 	f := cmd.Flags()
@@ -67,44 +65,30 @@ type traceRatios struct {
 	settings
 }
 
-func (o traceOptions) run(ctx context.Context, out io.Writer, say func(string, ...any)) (err error) {
-	say("starting servers")
-	s, err := startServers(ctx, syncDefault, slog.Default())
+func (o traceOptions) run(ctx context.Context, s *servers) error {
+	on, off, err := alternate(o.pairs, false, func(on bool) (traceResult, error) {
+		r := traceResult{writeResult: writeResult{Case: "trace-off", Clients: traceClients}}
+		if on {
+			r.Case = "trace-on"
+		}
+		if err := o.measure(ctx, s, on, &r); err != nil {
+			return r, fmt.Errorf("%s: %w", r.Case, err)
+		}
+		return r, s.print(&r)
+	})
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, s.close()) }()
-	if err := declareStream(ctx, s); err != nil {
-		return err
-	}
 	total := traceRatios{Case: "trace", Sample: o.ratio, Rate: o.rate}
-	if total.settings, err = s.settings(ctx); err != nil {
-		return err
-	}
-	for pair := range o.pairs {
-		cpu := map[bool]float64{}
-		for _, on := range []bool{pair%2 == 1, pair%2 == 0} {
-			r, err := o.measure(ctx, s, on, say)
-			if err != nil {
-				return fmt.Errorf("%s: %w", r.Case, err)
-			}
-			r.settings = total.settings
-			if err := writeLine(out, r); err != nil {
-				return err
-			}
-			cpu[on] = r.CPU
-		}
-		total.Ratios = append(total.Ratios, round(cpu[true]/cpu[false], 3))
-	}
-	sorted := slices.Sorted(slices.Values(total.Ratios))
-	total.Median = round((sorted[(o.pairs-1)/2]+sorted[o.pairs/2])/2, 3)
-	return writeLine(out, total)
+	total.Ratios, total.Median = ratios(on, off, func(r traceResult) float64 { return r.CPU })
+	return s.print(&total)
 }
 
-// measure does one run, with tracing if on is set.
-func (o traceOptions) measure(ctx context.Context, s *servers, on bool, say func(string, ...any)) (r traceResult, err error) {
-	const clients = 64
-	r = traceResult{writeResult: writeResult{Case: "trace-off", Clients: clients}}
+// traceClients is the number of connections that write.
+const traceClients = 64
+
+// measure does one run, with tracing if on is set, and sets the results of r.
+func (o traceOptions) measure(ctx context.Context, s *servers, on bool, r *traceResult) error {
 	var exported atomic.Int64
 	collector := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, req *http.Request) {
 		n, _ := io.Copy(io.Discard, req.Body) // an interrupted request counts in part
@@ -113,77 +97,52 @@ func (o traceOptions) measure(ctx context.Context, s *servers, on bool, say func
 	defer collector.Close()
 	env := []string{"OTEL_EXPORTER_OTLP_ENDPOINT=", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT="}
 	if on {
-		r.Case = "trace-on"
 		env = []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + collector.URL, "OTEL_TRACES_SAMPLER=parentbased_traceidratio",
 			fmt.Sprint("OTEL_TRACES_SAMPLER_ARG=", o.ratio)}
 	}
-	a, err := startAPI(ctx, s, 1, logTo(say), env...)
+	a, err := s.startAPI(ctx, 1, env...)
 	if err != nil {
-		return r, err
+		return err
 	}
-	parts := []*child{a.child}
-	defer func() {
-		for _, c := range parts {
-			c.kill()
+	parts, err := s.startChildren([]string{partRelay, partFollowerCounts}, env...)
+	if err != nil {
+		return err
+	}
+	parts = append([]*child{a.child}, parts...)
+	write := func(d time.Duration) (*callers, error) {
+		c := newCallers(a, traceClients, follows)
+		c.fromDue = true
+		if _, err := c.run(ctx, workload{rate: float64(o.rate), duration: d}); err != nil {
+			return nil, err
 		}
-	}()
-	for _, part := range []string{partRelay, partFollowerCounts} {
-		c, err := startChild(s, part, leaseTTL, logTo(say), env...)
-		if err != nil {
-			return r, err
-		}
-		parts = append(parts, c)
+		return c, await(ctx, 10*time.Millisecond, 0, func() (bool, error) { return s.published(ctx) })
 	}
-	warm, w := newWriters(a, clients, follows), newWriters(a, clients, follows)
-	warm.offer(ctx, float64(o.rate), min(o.duration, 3*time.Second))
-	if err := drained(ctx, s); err != nil {
-		return r, err
+	if _, err := write(min(o.duration, 3*time.Second)); err != nil { // to warm up
+		return err
 	}
-	before := make([]time.Duration, len(parts))
-	for i, c := range parts {
-		c.sample()
-		before[i] = c.cpu
+	for _, c := range parts {
+		c.mark()
 	}
-	say("%s: %d writes per second for %s", r.Case, o.rate, o.duration)
+	s.say("%s: %d writes per second for %s", r.Case, o.rate, o.duration)
 	start := time.Now()
-	w.offer(ctx, float64(o.rate), o.duration)
-	if err := drained(ctx, s); err != nil {
-		return r, err
+	c, err := write(o.duration)
+	if err != nil {
+		return err
 	}
-	w.fill(&r.writeResult, time.Since(start))
+	r.fill(c, time.Since(start))
 	if *r.Errors > 0 || r.Accepted == 0 { // a machine that is busy with other work may refuse some
-		return r, fmt.Errorf("%d writes were accepted, %d refused, %d failed", r.Accepted, *r.Refused, *r.Errors)
+		return fmt.Errorf("%d writes were accepted, %d refused, %d failed", r.Accepted, *r.Refused, *r.Errors)
 	}
 	for i, to := range []*float64{&r.APICPU, &r.RelayCPU, &r.ConsumerCPU} {
-		parts[i].sample()
-		*to = *perEvent(parts[i].cpu-before[i], r.Accepted)
+		*to = *perEvent(parts[i].used(), r.Accepted)
 		r.CPU += *to
 	}
 	r.CPU = round(r.CPU, 1)
-	for len(parts) > 0 {
-		c := parts[0]
-		parts = parts[1:]
-		if _, err := c.stop(); err != nil {
-			return r, err
-		}
+	if _, _, err := stop(parts...); err != nil {
+		return err
 	}
-	r.Exported = exported.Load()
-	if on != (r.Exported > 0) {
-		return r, fmt.Errorf("%d bytes of spans were exported", r.Exported)
+	if r.Exported = exported.Load(); on != (r.Exported > 0) {
+		return fmt.Errorf("%d bytes of spans were exported", r.Exported)
 	}
-	return r, nil
-}
-
-// drained waits until the outbox has no pending row.
-func drained(ctx context.Context, s *servers) error {
-	for {
-		var pending bool
-		err := s.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL)`).Scan(&pending)
-		if err != nil || !pending {
-			return err
-		}
-		if err := pause(ctx, 10*time.Millisecond); err != nil {
-			return err
-		}
-	}
+	return nil
 }
