@@ -18,8 +18,8 @@ import (
 
 const (
 	shelvingsShown = 20
-	exportsShown  = 100
-	monthFormat   = "2006-01"
+	exportsShown   = 100
+	monthFormat    = "2006-01"
 )
 
 type archivePage struct {
