@@ -5,6 +5,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/testkit"
 )
 
@@ -36,4 +41,90 @@ func TestTheReaderOfAStreamThatIsGoneStops(t *testing.T) {
 			t.Errorf("the reader of %s is stopped: %t", name, stopped)
 		}
 	}
+}
+
+// turns is a durable consumer in order: which turn it is, and how many events are not acknowledged.
+type turns struct {
+	jetstream.Consumer
+	pin     string
+	pending int
+}
+
+func (c *turns) Info(context.Context) (*jetstream.ConsumerInfo, error) {
+	return &jetstream.ConsumerInfo{NumAckPending: c.pending,
+		PriorityGroups: []jetstream.PriorityGroupState{{Group: broker.OrderGroup, PinnedClientID: c.pin}}}, nil
+}
+
+// delivered is a message of a turn.
+type delivered struct {
+	jetstream.Msg
+	seq  uint64
+	pin  string
+	naks *[]uint64
+}
+
+func (m delivered) Metadata() (*jetstream.MsgMetadata, error) {
+	return &jetstream.MsgMetadata{Sequence: jetstream.SequencePair{Stream: m.seq}, NumDelivered: 1}, nil
+}
+func (m delivered) Headers() nats.Header { return nats.Header{"Nats-Pin-Id": {m.pin}} }
+func (m delivered) Subject() string      { return "" }
+func (m delivered) Data() []byte         { return nil }
+func (m delivered) Nak() error           { *m.naks = append(*m.naks, m.seq); return nil }
+
+// TestATurnAfterAnOwnTurnKeepsTheOrder gives an instance three turns one after the other, as NATS
+// does when it stalls for longer than Takeover: a call still runs from the first turn, an event
+// waits behind it, and another is held in the second.
+func TestATurnAfterAnOwnTurnKeepsTheOrder(t *testing.T) {
+	all := &settings{name: "mailer", log: testkit.Logger(t), inOrder: true, concurrency: 1}
+	all.streams.Timeout = time.Second
+	consumer, naks := &turns{}, []uint64{}
+	r := &reader{subscriber: newSubscriber(all, nil, "follow.*", nil), source: source{again: true}, reading: t.Context(),
+		consumer: consumer, undone: make(map[uint64]*message), queues: make(map[aggregate][]*message)}
+	r.term, r.endTerm = context.WithCancel(t.Context())
+	defer func() { r.endTerm() }()
+	take := func(seq uint64, pin string) *message {
+		t.Helper()
+		if err := r.take(t.Context(), delivered{seq: seq, pin: pin, naks: &naks}); err != nil {
+			t.Fatal(err)
+		}
+		return r.undone[seq]
+	}
+	settle := func(pending int, want ...uint64) {
+		t.Helper()
+		consumer.pin, consumer.pending = r.pin, pending
+		if err := r.settle(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		var got []uint64
+		for _, m := range r.queues[aggregate{}] {
+			got = append(got, m.seq)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("the queue of %d unfinished events: %s", pending, diff)
+		}
+	}
+	begun := &message{seq: 1} // its call has begun, so no other worker begins
+	r.undone[1], r.queues[aggregate{}] = begun, []*message{begun}
+	take(2, "first")
+	settle(2, 1)
+	settle(1, 1, 2)
+	r.undone[1] = begun
+
+	take(3, "second")
+	settle(3, 1, 2) // 2 is of the first turn, and goes back after 1
+	take(4, "third")
+	if diff := cmp.Diff([]uint64{3}, naks); diff != "" {
+		t.Errorf("given back: %s", diff)
+	}
+	settle(4, 1, 2)
+	if m := r.undone[2]; m.term.Err() == nil {
+		t.Error("2 may begin in the third turn before it comes again")
+	}
+	delete(r.undone, 1)
+	delete(r.undone, 2)
+	r.queues[aggregate{}] = []*message{begun}
+	take(2, "third")
+	settle(3, 1) // 3 has not come again
+	take(3, "third")
+	settle(3, 1, 2, 3, 4)
 }

@@ -59,9 +59,9 @@ type reader struct {
 	endTerm context.CancelFunc
 	// For InOrder. Only the goroutine that reads uses them.
 	pin      string     // the id of this instance's turn to read
-	behind   bool       // the previous instance may have unfinished events
+	behind   bool       // the previous turn may have unfinished events
 	held     []*message // events that wait until NATS has delivered those again
-	missing  int        // unfinished events of the previous instance that NATS has not delivered again yet
+	missing  int        // unfinished events of the previous turn that NATS has not delivered again yet
 	repeated bool       // NATS has delivered some of them again
 }
 
@@ -276,8 +276,8 @@ func (r *reader) take(ctx context.Context, msg jetstream.Msg) error {
 		return nil
 	}
 	if pin := msg.Headers().Get("Nats-Pin-Id"); r.inOrder && pin != r.pin {
+		r.endTurn()
 		r.pin, r.behind = pin, true
-		r.endTerm()
 		r.term, r.endTerm = context.WithCancel(r.reading)
 	}
 	m.term, r.undone[m.seq] = r.term, m
@@ -341,9 +341,15 @@ func (r *reader) keep(ctx context.Context) {
 // giveBack ends this instance's turn to read in order. Events that are not being handled go to the
 // instance with the next turn.
 func (r *reader) giveBack() {
-	r.endTerm()
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.endTurn()
+}
+
+// endTurn is giveBack for a caller that holds r.mu. The next turn may be this instance's own: NATS
+// ends the turn of an instance that stalls.
+func (r *reader) endTurn() {
+	r.endTerm()
 	for _, m := range r.held {
 		_ = m.Nak()
 		delete(r.undone, m.seq)
@@ -361,7 +367,8 @@ func (r *reader) mayRead(i *jetstream.ConsumerInfo) bool {
 }
 
 // settle dispatches the held events of a new turn, once NATS has delivered the unfinished events of
-// the previous instance again. NATS does that after AckWait.
+// the previous turn again. NATS does that after AckWait. Events in hand from an earlier turn of this
+// instance count as unfinished: work gives back those that it has not begun.
 func (r *reader) settle(ctx context.Context) error {
 	if !r.behind {
 		return nil
@@ -378,7 +385,7 @@ func (r *reader) settle(ctx context.Context) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.missing = i.NumAckPending - len(r.undone); r.missing > 0 {
+	if r.missing = i.NumAckPending - len(r.held); r.missing > 0 {
 		return nil
 	}
 	slices.SortFunc(r.held, func(a, b *message) int { return cmp.Compare(a.seq, b.seq) })
