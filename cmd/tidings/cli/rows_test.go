@@ -105,7 +105,7 @@ func TestThePageOnLookingAtRowsSaysWhatWorks(t *testing.T) {
 	}
 	d.verify(t)
 	for path, want := range map[string]string{"/v1/follows/7/42": "2 DELETED REMOVED user:9",
-		"/v1/comments/" + comment: "2 DELETED deleted user:9"} {
+		"/v1/comments/" + comment: "2 DELETED DELETED user:9"} {
 		var answer struct {
 			Items []struct {
 				Version      int64
