@@ -69,13 +69,13 @@ test('a comment is written, edited behind its version, and withdrawn', async () 
   const reused = { ...create, body: { author_id: '3', body: 'Bye' } };
   await assert.rejects(tidings.createComment(reused), (e) => isProblem(e, 'idempotency-key-reused'));
 
-  const path = { id: comment.comment_id };
+  const path = { comment_id: comment.comment_id };
   const edited = await tidings.editComment({ path, body: { body: 'Hello, all' }, headers: ifMatch(comment) });
   assert.deepEqual([edited.version, edited.body], [2, 'Hello, all']);
   await assert.rejects(tidings.editComment({ path, body: { body: 'Late' }, headers: ifMatch(comment) }), (e) =>
     isProblem(e, 'version-stale') && e.status === 412 && e.problem.current.body === 'Hello, all' && e.requestId !== null);
   await tidings.deleteComment({ path, headers: ifMatch(edited) });
-  assert.equal((await tidings.getComment({ path })).state, 'deleted');
+  assert.equal((await tidings.getComment({ path })).state, 'DELETED');
   assert.equal((await tidings.listCommentVersions({ path })).as_of.length > 0, true);
   await assert.rejects(tidings.getComment({ path: { comment_id: '0196b2d4-7c00-7000-8000-000000000001' } }), (e) => isProblem(e, 'not-found'));
 });
