@@ -12,4 +12,4 @@ END $$;
 -- +goose StatementEnd
 -- contract: no release before this one has the function
 REVOKE ALL ON FUNCTION require_mark(boolean) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION require_mark(boolean) TO tidings_system;
+GRANT EXECUTE ON FUNCTION require_mark(boolean) TO tidings_relay;
