@@ -367,8 +367,8 @@ func (r *reader) mayRead(i *jetstream.ConsumerInfo) bool {
 }
 
 // settle dispatches the held events of a new turn, once NATS has delivered the unfinished events of
-// the previous turn again. NATS does that after AckWait. Events in hand from an earlier turn of this
-// instance count as unfinished: work gives back those that it has not begun.
+// the previous turn again. NATS does that after AckWait. Events in hand from an earlier turn of
+// this instance count as unfinished: work gives back those that it has not begun.
 func (r *reader) settle(ctx context.Context) error {
 	if !r.behind {
 		return nil
