@@ -37,7 +37,7 @@ test-alerts: ## test the alert rules in Prometheus' own engine (a large build)
 .PHONY: test-faults
 test-faults: ## run the tests that kill, freeze, cut off, flood or take long (SHARD=2/4: one of four parts, RACE=1: with the race detector)
 	@$(MAKE) --no-print-directory postgres
-	@$(GO) run ./internal/testkit/suite $(if $(RACE),-race) $(if $(SHARD),-shard $(SHARD)) faults
+	@$(GO) run ./internal/testkit/suite $(if $(filter 1,$(RACE)),-race) $(if $(SHARD),-shard $(SHARD)) faults
 
 .PHONY: test-race
 test-race: ## run the tests of both with the race detector (SHARD=2/4: one of four parts, QUICK=1: those of make test)
