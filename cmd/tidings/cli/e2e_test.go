@@ -208,7 +208,7 @@ type threadRow struct {
 const (
 	columnsSQL = `comment_id::text, coalesce(parent_id::text, ''), slug,
 		CASE WHEN author_state = 'ACTIVE' THEN body ELSE '' END,
-		CASE WHEN author_state = 'ACTIVE' THEN 'visible' ELSE 'deleted' END, version`
+		CASE WHEN author_state = 'ACTIVE' THEN 'VISIBLE' ELSE 'DELETED' END, version`
 	oldestSQL = `SELECT ` + columnsSQL + ` FROM comments c WHERE post_id = $1 AND author_state = 'ACTIVE' ORDER BY ` +
 		`created_at, c.comment_id`
 	newestSQL = `SELECT ` + columnsSQL + ` FROM comments c WHERE post_id = $1 AND author_state = 'ACTIVE' ORDER BY created_at ` +
