@@ -23,21 +23,21 @@ var (
 )
 
 const (
-	// aloneSQL takes the lock of repairs and restores for a connection, until the connection ends.
+	// exclusiveSQL takes the lock of repairs and restores for a connection, until the connection ends.
 	// The key is "tdrp".
-	aloneSQL = `SELECT /* outbox.alone */ pg_try_advisory_lock(x'74647270'::bigint)`
+	exclusiveSQL = `SELECT /* outbox.exclusive */ pg_try_advisory_lock(x'74647270'::bigint)`
 
-	// aloneHolderSQL finds the holder. Every login sees its name; the start of its session may be
+	// exclusiveHolderSQL finds the holder. Every login sees its name; the start of its session may be
 	// hidden.
-	aloneHolderSQL = `
-SELECT /* outbox.alone_holder */ l.pid, coalesce(a.application_name, ''), a.backend_start
+	exclusiveHolderSQL = `
+SELECT /* outbox.exclusive_holder */ l.pid, coalesce(a.application_name, ''), a.backend_start
   FROM pg_locks l LEFT JOIN pg_stat_activity a USING (pid)
  WHERE l.locktype = 'advisory' AND l.granted AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
    AND l.classid = 0 AND l.objid = x'74647270'::bigint::oid AND l.objsubid = 1`
 
-	// aloneFreeSQL frees the lock at once. The server would notice the end of the connection some
+	// exclusiveFreeSQL frees the lock at once. The server would notice the end of the connection some
 	// time later.
-	aloneFreeSQL = `SELECT /* outbox.alone_free */ pg_advisory_unlock_all()`
+	exclusiveFreeSQL = `SELECT /* outbox.exclusive_free */ pg_advisory_unlock_all()`
 )
 
 // exclusiveForever is longer than any repair: the pool must not replace its connection.
@@ -76,7 +76,7 @@ func Exclusive(ctx context.Context, pool *pgxpool.Pool, what string) (exclusive 
 			}
 		}
 		var got bool
-		if err := conn.QueryRow(ctx, aloneSQL).Scan(&got); err != nil {
+		if err := conn.QueryRow(ctx, exclusiveSQL).Scan(&got); err != nil {
 			return fmt.Errorf("lock out other repairs and restores: %w", err)
 		}
 		if !got {
@@ -95,7 +95,7 @@ func Exclusive(ctx context.Context, pool *pgxpool.Pool, what string) (exclusive 
 	return exclusive, func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), exclusiveFreeTimeout)
 		defer cancel()
-		_, _ = exclusive.Exec(ctx, aloneFreeSQL) // a lost connection no longer has the lock
+		_, _ = exclusive.Exec(ctx, exclusiveFreeSQL) // a lost connection no longer has the lock
 		exclusive.Close()
 	}, nil
 }
@@ -107,7 +107,7 @@ func notExclusive(ctx context.Context, conn *pgx.Conn) error {
 	var pid int
 	var application string
 	var began *time.Time
-	err := conn.QueryRow(ctx, aloneHolderSQL).Scan(&pid, &application, &began)
+	err := conn.QueryRow(ctx, exclusiveHolderSQL).Scan(&pid, &application, &began)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return fmt.Errorf("%w: it has just ended", ErrNotExclusive)
 	}
