@@ -125,13 +125,14 @@ func TestAnAPIThatThawsRepeatsNoWrite(t *testing.T) {
 			got := make(chan answer, 1)
 			left, leave := context.WithCancel(t.Context())
 			defer leave()
-			since := time.Now()
+			asked := time.Now()
 			go func() {
 				a, _ := c.do(left, "PUT", frozen.addr+edge, "") // the caller may leave
 				got <- a
 			}()
 			gate.awaitHeld(t, system)
 			frozen.Signal(syscall.SIGSTOP)
+			since := time.Now()
 			gate.forward <- false
 			testkit.Eventually(t, "the transaction to end", func() (bool, error) { return writing(t, system) == 0, nil })
 			if late {
@@ -152,7 +153,7 @@ func TestAnAPIThatThawsRepeatsNoWrite(t *testing.T) {
 			frozen.Signal(syscall.SIGCONT)
 			if !late {
 				a := <-got
-				if a.status == http.StatusServiceUnavailable && time.Since(since) > 4*time.Second {
+				if a.status == http.StatusServiceUnavailable && time.Since(asked) > 4*time.Second {
 					var err error // the machine was too slow, and the caller repeats its write
 					if a, err = c.do(t.Context(), "PUT", frozen.addr+edge, ""); err != nil {
 						t.Fatal(err)
