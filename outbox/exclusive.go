@@ -23,20 +23,20 @@ var (
 )
 
 const (
-	// exclusiveSQL takes the lock of repairs and restores for a connection, until the connection ends.
-	// The key is "tdrp".
+	// exclusiveSQL takes the lock of repairs and restores for a connection, until the connection
+	// ends. The key is "tdrp".
 	exclusiveSQL = `SELECT /* outbox.exclusive */ pg_try_advisory_lock(x'74647270'::bigint)`
 
-	// exclusiveHolderSQL finds the holder. Every login sees its name; the start of its session may be
-	// hidden.
+	// exclusiveHolderSQL finds the holder. Every login sees its name; the start of its session may
+	// be hidden.
 	exclusiveHolderSQL = `
 SELECT /* outbox.exclusive_holder */ l.pid, coalesce(a.application_name, ''), a.backend_start
   FROM pg_locks l LEFT JOIN pg_stat_activity a USING (pid)
  WHERE l.locktype = 'advisory' AND l.granted AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
    AND l.classid = 0 AND l.objid = x'74647270'::bigint::oid AND l.objsubid = 1`
 
-	// exclusiveFreeSQL frees the lock at once. The server would notice the end of the connection some
-	// time later.
+	// exclusiveFreeSQL frees the lock at once. The server would notice the end of the connection
+	// some time later.
 	exclusiveFreeSQL = `SELECT /* outbox.exclusive_free */ pg_advisory_unlock_all()`
 )
 

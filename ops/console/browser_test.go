@@ -411,6 +411,7 @@ func TestEveryPageInABrowser(t *testing.T) {
 	c, h := chromium(t), start(t)
 	h.sample(t)
 	pages := append(browserPages(h), moderationPages(h)...)
+	times := 0
 	for _, p := range h.console.Pages() {
 		if !slices.ContainsFunc(pages, func(b browserPage) bool { return strings.SplitN(b.path, "?", 2)[0] == p.Path && b.status == 0 }) {
 			t.Errorf("browserPages has no line for %s (%s) of pages.go", p.Path, p.Title)
@@ -433,11 +434,23 @@ func TestEveryPageInABrowser(t *testing.T) {
 				if text := b.text(); !strings.Contains(text, p.says) {
 					t.Errorf("%s, %s: does not show %q: %.500s", p.path, l, p.says, text)
 				}
+				if dead := eval[int](b, `[...document.querySelectorAll(".scripted")].filter(e => e.checkVisibility()).length`); dead > 0 {
+					t.Errorf("%s, %s: shows %d buttons that need scripts", p.path, l, dead)
+				}
+				zones := `[...document.querySelectorAll("time")].map(t => getComputedStyle(t, "::after").content)`
+				for _, zone := range eval[[]string](b, zones) {
+					if times++; zone != `" UTC"` {
+						t.Errorf("%s, %s: a time ends in %s, want UTC", p.path, l, zone)
+					}
+				}
 				continue
 			}
 			b.waits(p.says)
 			b.accessible(p.path + ", " + l.String())
 		}
+	}
+	if times == 0 {
+		t.Error("no page has a time")
 	}
 }
 

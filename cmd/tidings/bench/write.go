@@ -93,6 +93,12 @@ func (o writeOptions) run(ctx context.Context, s *servers) error {
 	base := writeResult{Clients: o.clients}
 	s.say("baseline: %d connections for %s", o.clients, o.duration)
 	name, n, took, err := baseline(ctx, s, o.clients, o.duration)
+	if err == nil && n == 0 { // the machine stalled for all of a short baseline
+		name, n, took, err = baseline(ctx, s, o.clients, o.duration+10*time.Second)
+	}
+	if err == nil && n == 0 {
+		err = errors.New("the baseline wrote nothing: nothing can be compared with it")
+	}
 	if err != nil {
 		return err
 	}
