@@ -101,11 +101,11 @@ func (c *childRoutes) listRoutes() {
 		codeCursorInvalid, codeNotFound)
 	if c.k.Threaded {
 		register(c.server, r, func(ctx context.Context, in *threadListInput) (*anyOutput, error) {
-			return c.list(ctx, in.Object.int64(), in.Order, in.Place)
+			return c.list(ctx, in.Object.ID, in.Order, in.Place)
 		})
 	} else {
 		register(c.server, r, func(ctx context.Context, in *flatListInput) (*anyOutput, error) {
-			return c.list(ctx, in.Object.int64(), in.Order, in.Place)
+			return c.list(ctx, in.Object.ID, in.Order, in.Place)
 		})
 	}
 	register(c.server, c.listing("summary", c.under()+"/summary", c.schema("Summary", childSummary{}, c.threadOf),
@@ -118,7 +118,7 @@ func (c *childRoutes) listRoutes() {
 			"Reads a projection. An unknown " + authors + " has an empty list."}, codeCursorInvalid)
 	authored.tag = "Users"
 	register(c.server, authored, func(ctx context.Context, in *authorInput) (*anyOutput, error) {
-		l := list{tenant: callerOf(ctx).TenantID, name: c.k.Plural + " of " + authors, of: in.ID.int64()}
+		l := list{tenant: callerOf(ctx).TenantID, name: c.k.Plural + " of " + authors, of: in.ID.ID}
 		var after ageCursor
 		return c.page(ctx, l, in.Page, false, &after, func(tx pgx.Tx) (childWindow, error) {
 			return in.window(threadcache.ByAuthor(ctx, tx, c.k.Name, l.of, after.key(), in.Limit+1))
@@ -139,7 +139,7 @@ func (c *childRoutes) values(rows []event.Child) []any {
 }
 
 // readThread reads the state of the object's thread. It returns nil if the kind is not moderated.
-func (c *childRoutes) readThread(ctx context.Context, tx pgx.Tx, object int64) (any, error) {
+func (c *childRoutes) readThread(ctx context.Context, tx pgx.Tx, object event.ID) (any, error) {
 	if !c.k.Moderated {
 		return nil, nil
 	}
@@ -241,7 +241,7 @@ func (s *server) checkPlace(order string, in Place) error {
 }
 
 // list returns a page of the children of an object.
-func (c *childRoutes) list(ctx context.Context, object int64, order string, in Place) (*anyOutput, error) {
+func (c *childRoutes) list(ctx context.Context, object event.ID, order string, in Place) (*anyOutput, error) {
 	if err := c.checkPlace(order, in); err != nil {
 		return nil, err
 	}
@@ -257,12 +257,12 @@ func (c *childRoutes) list(ctx context.Context, object int64, order string, in P
 
 // byAge reads a page in the order of age: around a child, before a cursor, after skipped children,
 // or after a cursor, which may be zero.
-func (c *childRoutes) byAge(ctx context.Context, tx pgx.Tx, object int64, order threadcache.Order, in Place,
+func (c *childRoutes) byAge(ctx context.Context, tx pgx.Tx, object event.ID, order threadcache.Order, in Place,
 	from ageCursor) (w childWindow, err error) {
 	switch {
 	case in.Around != "":
 		child, found, err := threadcache.ByID(ctx, tx, c.k.Name, in.Around.lower())
-		if err == nil && (!found || int64(child.Parent) != object) {
+		if err == nil && (!found || child.Parent != object) {
 			err = c.notFound()
 		}
 		if err == nil {
@@ -286,8 +286,8 @@ func (c *childRoutes) summary(ctx context.Context, in *UnderPath) (*anyOutput, e
 	var sum threadcache.Summary
 	var thread any
 	asOf, err := c.project(ctx, callerOf(ctx).TenantID, threadcache.Name, func(tx pgx.Tx) (err error) {
-		if thread, err = c.readThread(ctx, tx, in.Object.int64()); err == nil {
-			sum, err = threadcache.ReadSummary(ctx, tx, c.k.Name, in.Object.int64())
+		if thread, err = c.readThread(ctx, tx, in.Object.ID); err == nil {
+			sum, err = threadcache.ReadSummary(ctx, tx, c.k.Name, in.Object.ID)
 		}
 		return err
 	})
@@ -381,7 +381,7 @@ func (s *server) childCountSchema(k kinds.Child) *huma.Schema {
 }
 
 // childCounts adds the counts of an object's children to counts, by the plurals of their kinds.
-func (s *server) childCounts(ctx context.Context, under []kinds.Child, object int64, counts map[string]any) (event.Time, error) {
+func (s *server) childCounts(ctx context.Context, under []kinds.Child, object event.ID, counts map[string]any) (event.Time, error) {
 	return s.project(ctx, callerOf(ctx).TenantID, threadcache.Name, func(tx pgx.Tx) error {
 		for _, k := range under {
 			sum, err := threadcache.ReadSummary(ctx, tx, k.Name, object)

@@ -149,7 +149,7 @@ func (c *childRoutes) pendingRoute(answer *huma.Schema) {
 			"Reads a projection. Includes the bodies."}, codeCursorInvalid)
 	r.projected = true
 	register(c.server, r, func(ctx context.Context, in *pendingInput) (*anyOutput, error) {
-		l := list{tenant: callerOf(ctx).TenantID, name: "pending " + c.k.Plural, of: in.Object.int64()} // 0 if absent
+		l := list{tenant: callerOf(ctx).TenantID, name: "pending " + c.k.Plural, of: in.Object.ID} // 0 if absent
 		var after ageCursor
 		return c.page(ctx, l, in.Page, false, &after, func(tx pgx.Tx) (childWindow, error) {
 			some := threadcache.Moderated{State: event.ModerationPending, Object: l.of}
@@ -167,7 +167,7 @@ func (c *childRoutes) settingsAnswer(t event.Thread) *settingsOutput {
 }
 
 func (c *childRoutes) getSettings(ctx context.Context, in *settingsGetInput) (*settingsOutput, error) {
-	t, err := c.store.GetThread(ctx, callerOf(ctx).TenantID, c.k, in.Object.int64())
+	t, err := c.store.GetThread(ctx, callerOf(ctx).TenantID, c.k, in.Object.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -180,7 +180,7 @@ func (c *childRoutes) getSettings(ctx context.Context, in *settingsGetInput) (*s
 
 func (c *childRoutes) putSettings(ctx context.Context, in *settingsPutInput) (*settingsOutput, error) {
 	w := store.ThreadSettings{
-		Meta: callerOf(ctx).meta, Object: in.Object.int64(), Locked: in.Body.Locked, Premoderated: in.Body.Premoderated,
+		Meta: callerOf(ctx).meta, Object: in.Object.ID, Locked: in.Body.Locked, Premoderated: in.Body.Premoderated,
 		Title: strings.TrimSpace(in.Body.Title),
 	}
 	if !store.ValidTitle(w.Title) {
@@ -223,7 +223,7 @@ func (c *childRoutes) putSettings(ctx context.Context, in *settingsPutInput) (*s
 }
 
 func (c *childRoutes) settingsVersions(ctx context.Context, in *settingsVersionsInput) (*anyOutput, error) {
-	l := list{tenant: callerOf(ctx).TenantID, name: "versions of settings of " + c.k.Plural, of: in.Object.int64()}
+	l := list{tenant: callerOf(ctx).TenantID, name: "versions of settings of " + c.k.Plural, of: in.Object.ID}
 	before, err := c.before(l, in.Cursor)
 	if err != nil {
 		return nil, err

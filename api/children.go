@@ -273,7 +273,7 @@ func (c *childRoutes) create(ctx context.Context, in *newChildInput) (*childOutp
 	if err := json.Unmarshal(*in.Body, &body); err != nil {
 		return nil, err
 	}
-	w, err := c.newChild(ctx, in.Object.int64(), body, in.Key)
+	w, err := c.newChild(ctx, in.Object.ID, body, in.Key)
 	if err != nil {
 		return nil, err
 	}
@@ -290,7 +290,7 @@ func (c *childRoutes) create(ctx context.Context, in *newChildInput) (*childOutp
 }
 
 // newChild returns the store's input for a create.
-func (c *childRoutes) newChild(ctx context.Context, object int64, body newChild, key string) (store.NewChild, error) {
+func (c *childRoutes) newChild(ctx context.Context, object event.ID, body newChild, key string) (store.NewChild, error) {
 	author, err := c.parseID("#/author_id", string(body.AuthorID))
 	if err == nil {
 		err = c.limitAuthor(ctx, author)

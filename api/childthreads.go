@@ -84,11 +84,11 @@ func (c *childRoutes) replies(ctx context.Context, in *repliesInput) (*anyOutput
 		return nil, err
 	}
 	// A child never changes its place, so a second transaction may read its replies.
-	return c.threaded(ctx, list{tenant: tenant, name: c.k.Name + " replies " + id, of: int64(of.Parent)}, of.Path, in.Page)
+	return c.threaded(ctx, list{tenant: tenant, name: c.k.Name + " replies " + id, of: of.Parent}, of.Path, in.Page)
 }
 
 func (c *childRoutes) tree(ctx context.Context, in *UnderPath) (*anyOutput, error) {
-	object := in.Object.int64()
+	object := in.Object.ID
 	var rows []event.Child
 	var thread any
 	asOf, err := c.project(ctx, callerOf(ctx).TenantID, threadcache.Name, func(tx pgx.Tx) (err error) {
@@ -126,11 +126,11 @@ func (c *childRoutes) bySlug(ctx context.Context, in *slugInput) (*anyOutput, er
 	var child event.Child
 	var thread any
 	asOf, err := c.project(ctx, callerOf(ctx).TenantID, threadcache.Name, func(tx pgx.Tx) (err error) {
-		if thread, err = c.readThread(ctx, tx, in.Object.int64()); err != nil {
+		if thread, err = c.readThread(ctx, tx, in.Object.ID); err != nil {
 			return err
 		}
 		var found bool
-		child, found, err = threadcache.BySlug(ctx, tx, c.k.Name, in.Object.int64(), in.Slug)
+		child, found, err = threadcache.BySlug(ctx, tx, c.k.Name, in.Object.ID, in.Slug)
 		if err == nil && !found {
 			err = c.notFound()
 		}

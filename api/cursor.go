@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+
+	"github.com/tidings/tidings/event"
 )
 
 // errCursor reports a cursor that this list of this tenant did not issue, or that was changed
@@ -27,8 +29,8 @@ type cursors struct{ keys [][]byte }
 // list names the list of a cursor. A cursor of another list is refused.
 type list struct {
 	tenant int64
-	name   string // route and order
-	of     int64  // the object of the list, or 0
+	name   string   // route and order
+	of     event.ID // the object of the list, or 0
 }
 
 func mac(key []byte, l list, payload []byte) []byte {

@@ -67,7 +67,7 @@ type DLQAction struct {
 func deadMessageOf(m outbox.DLQMessage) DeadMessage {
 	e := m.Event
 	return DeadMessage{
-		ID: event.ID(m.ID), EventID: e.ID, AggregateType: e.AggregateType, AggregateID: strconv.FormatInt(e.AggregateID, 10),
+		ID: event.ID(m.ID), EventID: e.ID, AggregateType: e.AggregateType, AggregateID: e.AggregateID.String(),
 		EventType: e.Type, EventVersion: e.Version, Attempts: m.Attempts, LastError: m.Error, TraceParent: e.TraceParent,
 		OccurredAt: event.Time{Time: e.OccurredAt}, InsertedAt: event.Time{Time: m.InsertedAt}, DeadAt: event.Time{Time: m.DeadAt},
 	}
@@ -138,7 +138,7 @@ type dlqCursor struct {
 func (s *server) listDLQ(ctx context.Context, in *dlqListInput) (*dlqListOutput, error) {
 	tenant := callerOf(ctx).TenantID
 	f := outbox.DLQFilter{
-		TenantID: tenant, AggregateType: in.AggregateType, AggregateID: in.AggregateID.int64(), EventType: in.EventType,
+		TenantID: tenant, AggregateType: in.AggregateType, AggregateID: in.AggregateID.ID, EventType: in.EventType,
 		DeadBefore: in.DeadBefore, DeadAfter: in.DeadAfter,
 	}
 	for parameter, v := range map[string]string{"aggregate_type": in.AggregateType, "event_type": in.EventType} {
@@ -170,7 +170,7 @@ func (s *server) listDLQ(ctx context.Context, in *dlqListInput) (*dlqListOutput,
 }
 
 func (s *server) getDLQ(ctx context.Context, in *DLQPath) (*dlqGetOutput, error) {
-	m, err := s.dlq.Get(ctx, callerOf(ctx).TenantID, in.ID.int64())
+	m, err := s.dlq.Get(ctx, callerOf(ctx).TenantID, int64(in.ID.ID))
 	if errors.Is(err, outbox.ErrNotInDLQ) {
 		return nil, s.notInDLQ()
 	}
@@ -190,7 +190,7 @@ func (s *server) actDLQ(
 ) func(context.Context, *dlqActInput) (*dlqActOutput, error) {
 	return func(ctx context.Context, in *dlqActInput) (*dlqActOutput, error) {
 		c := callerOf(ctx)
-		r := outbox.DLQRequest{DLQFilter: outbox.DLQFilter{TenantID: c.TenantID, IDs: []int64{in.ID.int64()}},
+		r := outbox.DLQRequest{DLQFilter: outbox.DLQFilter{TenantID: c.TenantID, IDs: []int64{int64(in.ID.ID)}},
 			Limit: 1, Actor: c.meta.Actor, Token: c.token}
 		if in.Body != nil {
 			r.Reason = in.Body.Reason
@@ -209,7 +209,7 @@ func (s *server) actDLQ(
 		a := did[0]
 		answer := DLQAction{
 			At: event.Time{Time: a.At}, Actor: a.Actor, Action: a.Action, ID: event.ID(a.ID), EventID: a.EventID,
-			AggregateType: a.AggregateType, AggregateID: strconv.FormatInt(a.AggregateID, 10), EventType: a.EventType, Reason: a.Reason,
+			AggregateType: a.AggregateType, AggregateID: a.AggregateID.String(), EventType: a.EventType, Reason: a.Reason,
 		}
 		if a.NewID != 0 {
 			answer.NewID = strconv.FormatInt(a.NewID, 10)

@@ -253,7 +253,7 @@ func (e *edgeRoutes) ifMatch(header string) (int64, error) {
 }
 
 // creates counts a new edge against the limit of the user that it leads from.
-func (e *edgeRoutes) creates(ctx context.Context, from int64) error {
+func (e *edgeRoutes) creates(ctx context.Context, from event.ID) error {
 	if e.k.From != authors {
 		return nil
 	}
@@ -268,10 +268,10 @@ func (e *edgeRoutes) put(ctx context.Context, at PairPath, attributes *json.RawM
 	if err != nil {
 		return nil, err
 	}
-	if err := e.creates(ctx, at.From.int64()); err != nil {
+	if err := e.creates(ctx, at.From.ID); err != nil {
 		return nil, err
 	}
-	w := store.EdgeWrite{Meta: callerOf(ctx).meta, From: at.From.int64(), To: at.To.int64(), IfVersion: version}
+	w := store.EdgeWrite{Meta: callerOf(ctx).meta, From: at.From.ID, To: at.To.ID, IfVersion: version}
 	if attributes != nil {
 		w.Attributes = *attributes
 	}
@@ -330,7 +330,7 @@ func (s *server) attributesRefused(err error, at string) error {
 }
 
 func (e *edgeRoutes) get(ctx context.Context, in *edgeGetInput) (*edgeOutput, error) {
-	edge, err := e.store.GetEdge(ctx, callerOf(ctx).TenantID, e.k, in.From.int64(), in.To.int64())
+	edge, err := e.store.GetEdge(ctx, callerOf(ctx).TenantID, e.k, in.From.ID, in.To.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -346,7 +346,7 @@ func (e *edgeRoutes) remove(ctx context.Context, at PairPath, ifMatch string) (*
 		return nil, err
 	}
 	out, err := e.store.RemoveEdges(ctx, callerOf(ctx).TenantID, e.k, []store.EdgeWrite{
-		{Meta: callerOf(ctx).meta, From: at.From.int64(), To: at.To.int64(), IfVersion: version},
+		{Meta: callerOf(ctx).meta, From: at.From.ID, To: at.To.ID, IfVersion: version},
 	})
 	if err != nil {
 		return nil, err
@@ -364,7 +364,7 @@ func (e *edgeRoutes) patch(ctx context.Context, in *attributesPatch) (*edgeOutpu
 		return nil, err
 	}
 	out, err := e.store.PutEdges(ctx, callerOf(ctx).TenantID, e.k, []store.EdgeWrite{
-		{Meta: callerOf(ctx).meta, From: in.From.int64(), To: in.To.int64(), Attributes: *in.Body, Merge: true, IfVersion: version},
+		{Meta: callerOf(ctx).meta, From: in.From.ID, To: in.To.ID, Attributes: *in.Body, Merge: true, IfVersion: version},
 	})
 	if err != nil {
 		return nil, err
@@ -487,7 +487,7 @@ func (e *edgeRoutes) check(ctx context.Context, in *edgeCheckInput) (*anyOutput,
 			return err
 		}
 		for i, r := range all {
-			item := edgeRelation{From: event.ID(pairs[i].From), To: event.ID(pairs[i].To), Active: r.There}
+			item := edgeRelation{From: pairs[i].From, To: pairs[i].To, Active: r.There}
 			if e.k.From == e.k.To {
 				item.Reversed = &r.Back
 			}
@@ -516,7 +516,7 @@ func (e *edgeRoutes) versionRoute() {
 }
 
 func (e *edgeRoutes) versions(ctx context.Context, in *edgeVersionsInput) (*anyOutput, error) {
-	tenant, from, to := callerOf(ctx).TenantID, in.From.int64(), in.To.int64()
+	tenant, from, to := callerOf(ctx).TenantID, in.From.ID, in.To.ID
 	l := list{tenant: tenant, name: fmt.Sprint("versions of ", e.k.Name, " ", from), of: to}
 	rows, next, asOf, err := past(ctx, e.server, l, in.Page, func(tx pgx.Tx, before int64) ([]versioned.Version[event.Edge], error) {
 		return history.Edges(e.k).Recent(ctx, tx, tenant, versioned.Key{from, to}, before, in.Limit+1)
@@ -587,13 +587,13 @@ func (e *edgeRoutes) listRoutes() {
 		}
 		if len(r.naming.filters) > 0 && d.name == listReverse {
 			register(e.server, r, func(ctx context.Context, in *filteredInput) (*anyOutput, error) {
-				return e.list(ctx, d, r.naming, in.ID.int64(), in.Page, in.Filter)
+				return e.list(ctx, d, r.naming, in.ID.ID, in.Page, in.Filter)
 			})
 			continue
 		}
 		r.naming.filters = nil
 		register(e.server, r, func(ctx context.Context, in *edgesInput) (*anyOutput, error) {
-			return e.list(ctx, d, r.naming, in.ID.int64(), in.Page, nil)
+			return e.list(ctx, d, r.naming, in.ID.ID, in.Page, nil)
 		})
 	}
 }
@@ -608,7 +608,7 @@ func filters(k kinds.Edge) map[string]*huma.Schema {
 	return all
 }
 
-func (e *edgeRoutes) list(ctx context.Context, d direction, n *naming, of int64, in Page, filter map[string]string) (*anyOutput, error) {
+func (e *edgeRoutes) list(ctx context.Context, d direction, n *naming, of event.ID, in Page, filter map[string]string) (*anyOutput, error) {
 	for name, value := range filter {
 		if schema := n.filters[name]; schema == nil || !slices.Contains(schema.Enum, any(value)) {
 			return nil, e.problems.problem(codeValidation, "validation failed",

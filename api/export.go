@@ -360,7 +360,7 @@ func (x *exporting) send(enc *json.Encoder) bool {
 	for i := range x.page {
 		s := &x.page[i]
 		_ = enc.Encode(ExportState{After: s.Place.String(), Type: s.Event.CloudEventsType(),
-			Subject: strconv.FormatInt(s.Event.AggregateID, 10), Data: s.Event.Payload})
+			Subject: s.Event.AggregateID.String(), Data: s.Event.Payload})
 	}
 	x.page = nil
 	return true

@@ -19,7 +19,7 @@ import (
 // The consumer is applying the write: its transaction holds the rows.
 func TestAReadWaitsForTheConsumerThatIsWritingWhatItMustSee(t *testing.T) {
 	f := open(t)
-	begin := func(user int64) pgx.Tx {
+	begin := func(user event.ID) pgx.Tx {
 		tx, err := f.system.Begin(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -36,7 +36,7 @@ func TestAReadWaitsForTheConsumerThatIsWritingWhatItMustSee(t *testing.T) {
 		}
 		return tx
 	}
-	path := func(user int64) string { return fmt.Sprintf("/v1/users/%d/counts", user) }
+	path := func(user event.ID) string { return fmt.Sprintf("/v1/users/%d/counts", user) }
 	token := f.follow(t, "PUT", "7/42")
 	consumer := begin(42)
 	if a := f.do(t, "GET", path(42), "", token); a.StatusCode != 503 || a.Header.Get("Retry-After") == "" {
@@ -49,9 +49,9 @@ func TestAReadWaitsForTheConsumerThatIsWritingWhatItMustSee(t *testing.T) {
 	// tries again.
 	for user := int64(100); ; user++ {
 		token := f.follow(t, "PUT", fmt.Sprintf("7/%d", user))
-		consumer := begin(user)
+		consumer := begin(event.IDOf(user))
 		asked, answers := time.Now(), make(chan answer, 1)
-		go func() { answers <- f.do(t, "GET", path(user), "", token) }()
+		go func() { answers <- f.do(t, "GET", path(event.IDOf(user)), "", token) }()
 		testkit.Eventually(t, "the read to wait for the consumer's rows", func() (waiting bool, err error) {
 			err = f.system.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted
 				AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -63,7 +63,7 @@ func TestAReadWaitsForTheConsumerThatIsWritingWhatItMustSee(t *testing.T) {
 		}
 		took := time.Since(asked)
 		a := <-answers
-		if b := f.want(t, 200, "GET", path(user), "", token); b.json["followers"] != 1.0 {
+		if b := f.want(t, 200, "GET", path(event.IDOf(user)), "", token); b.json["followers"] != 1.0 {
 			t.Errorf("the consumer's own: %s", b.body)
 		}
 		if a.StatusCode == 503 && took > time.Second && user < 120 {

@@ -66,7 +66,7 @@ func FuzzCursor(f *testing.F) {
 	f.Add("", int64(1), "", int64(0))
 	f.Fuzz(func(t *testing.T, cursor string, tenant int64, name string, of int64) {
 		var got edgeCursor
-		l := list{tenant, name, of}
+		l := list{tenant, name, event.ID(of)}
 		if err := c.decode(l, cursor, &got); err != nil {
 			if !errors.Is(err, errCursor) {
 				t.Fatalf("%q: %v", cursor, err)
@@ -286,10 +286,10 @@ func FuzzBatchLines(f *testing.F) {
 			var took, wrote []any
 			switch in := op.in.(type) {
 			case store.EdgeWrite:
-				took, wrote = []any{event.ID(in.From).String(), event.ID(in.To).String()},
+				took, wrote = []any{in.From.String(), in.To.String()},
 					[]any{object["follower_id"], object["followee_id"]}
 			case store.NewChild:
-				took, wrote = []any{event.ID(in.Object).String(), event.ID(in.AuthorID).String(), in.Body},
+				took, wrote = []any{in.Object.String(), in.AuthorID.String(), in.Body},
 					[]any{object["post_id"], object["author_id"], object["body"]}
 			case store.ChildEdit:
 				took, wrote = []any{in.ID, *in.Body, in.IfVersion >= 0},

@@ -10,6 +10,7 @@ import (
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/tokens"
 )
 
@@ -105,7 +106,10 @@ type tokenKey struct {
 	policy string
 }
 
-type authorKey struct{ tenant, user int64 }
+type authorKey struct {
+	tenant int64
+	user   event.ID
+}
 
 // more counts n further requests of a key after take has counted one, unless other requests have
 // used up the window since. n is less than rate.N, so that the next window can pay for the excess.
@@ -184,7 +188,7 @@ func (l *limits) batch(h http.Header, p tokens.Principal, operations int) bool {
 
 // author counts a creation by a user. If the token's own writes are unlimited, for example an
 // importer's, it counts nothing.
-func (l *limits) author(h http.Header, p tokens.Principal, user int64) bool {
+func (l *limits) author(h http.Header, p tokens.Principal, user event.ID) bool {
 	rate := l.cfg.RateAuthor
 	if rate.Off() || p.WriteRate != nil && p.WriteRate.Off() {
 		return true
@@ -276,7 +280,7 @@ func (s *server) limitBatch(c caller, operations int) error {
 }
 
 // limitAuthor counts a creation against the limit of the user.
-func (s *server) limitAuthor(ctx context.Context, user int64) error {
+func (s *server) limitAuthor(ctx context.Context, user event.ID) error {
 	c := callerOf(ctx)
 	if s.limits.author(c.answer, c.Principal, user) {
 		return nil

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/internal/tokens"
 )
@@ -98,7 +99,7 @@ func TestAFloodOfAuthorsTakesNoMemory(t *testing.T) {
 	l := newLimiter[authorKey](keep)
 	at, busy := time.Now(), authorKey{1, 7}
 	for i := range int64(100_000) {
-		l.take(authorKey{2, i}, perSecond, at)
+		l.take(authorKey{2, event.IDOf(i)}, perSecond, at)
 		if i%(keep/2) == 0 {
 			if _, ok := l.take(busy, perSecond, at); ok != (i/(keep/2) < perSecond.N) {
 				t.Fatalf("after %d other authors a busy one has a new window", i)

@@ -31,7 +31,7 @@ type pageKey struct {
 	tenant int64
 	kind   string
 	list   string
-	object int64
+	object event.ID
 }
 
 // Pages keeps the first pages of followers and following of accounts that are requested often. It
@@ -127,7 +127,7 @@ func (p *Pages) Hear(e *event.Event, err error) {
 		return
 	}
 	for _, key := range []pageKey{{e.TenantID, e.AggregateType, listReverse, e.AggregateID},
-		{e.TenantID, e.AggregateType, listForward, int64(f.FollowerID)}} {
+		{e.TenantID, e.AggregateType, listForward, f.FollowerID}} {
 		if at, ok := p.tracked[key]; ok {
 			l := at.Value.(*pageList)
 			l.need[e.Stream] = e.Seq

@@ -22,8 +22,8 @@ type offsets = map[string]uint64
 // reached returns offsets at which every stream has applied seq.
 func reached(seq uint64) offsets { return offsets{"EVENTS-2": seq, "EVENTS-3": seq} }
 
-func heardFollow(tenant, follower, followee int64, partition int, seq uint64) *event.Event {
-	payload, err := json.Marshal(event.Follow{FollowerID: event.ID(follower), FolloweeID: event.ID(followee),
+func heardFollow(tenant int64, follower, followee event.ID, partition int, seq uint64) *event.Event {
+	payload, err := json.Marshal(event.Follow{FollowerID: follower, FolloweeID: followee,
 		Status: event.StatusActive, Version: 1})
 	if err != nil {
 		panic(err)
@@ -187,9 +187,9 @@ func TestPagesAreBoundedInNumberAndBytes(t *testing.T) {
 	const room = 10 * (pageOverhead + pageItemBytes + 1)
 	p := newTestPages(room)
 	p.Begin(reached(5))
-	key := func(user int64) pageKey { return pageKey{1, "follow", listReverse, user} }
+	key := func(user event.ID) pageKey { return pageKey{1, "follow", listReverse, user} }
 	for user := range int64(50) {
-		if !p.askOften(key(user), pageOf("x"), reached(5)) {
+		if !p.askOften(key(event.IDOf(user)), pageOf("x"), reached(5)) {
 			t.Fatalf("page %d is not kept", user)
 		}
 		if p.bytes > room {
@@ -198,7 +198,7 @@ func TestPagesAreBoundedInNumberAndBytes(t *testing.T) {
 	}
 	kept := 0
 	for user := range int64(50) {
-		if _, ok := p.get(key(user), 50); ok {
+		if _, ok := p.get(key(event.IDOf(user)), 50); ok {
 			kept++
 		}
 	}
@@ -206,7 +206,7 @@ func TestPagesAreBoundedInNumberAndBytes(t *testing.T) {
 		t.Errorf("%d pages are kept, want the last 10", kept)
 	}
 	for user := range int64(3 * pageMaxTracked) {
-		p.get(key(user), 50)
+		p.get(key(event.IDOf(user)), 50)
 	}
 	if len(p.tracked) != pageMaxTracked || p.recent.Len() != pageMaxTracked || p.bytes != 0 {
 		t.Errorf("%d lists are tracked, %d in order, %d bytes", len(p.tracked), p.recent.Len(), p.bytes)

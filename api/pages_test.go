@@ -70,10 +70,10 @@ func openCached(t testing.TB, db *testkit.DB, b *testkit.Broker, bytes int64) ca
 	return f
 }
 
-func (f cached) publish(t *testing.T, follower, followee int64) event.Event {
+func (f cached) publish(t *testing.T, follower, followee event.ID) event.Event {
 	t.Helper()
 	now := event.Time{Time: time.Now()}
-	payload, err := json.Marshal(event.Follow{FollowerID: event.ID(follower), FolloweeID: event.ID(followee), Status: event.StatusActive,
+	payload, err := json.Marshal(event.Follow{FollowerID: follower, FolloweeID: followee, Status: event.StatusActive,
 		Version: 1, PositionedAt: now})
 	if err != nil {
 		t.Fatal(err)

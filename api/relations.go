@@ -67,7 +67,7 @@ func (s *server) relationRoutes() {
 }
 
 func (s *server) manyCounts(ctx context.Context, in *manyCountsInput) (*manyCountsOutput, error) {
-	users, items := make([]int64, len(in.Body.UserIDs)), make([]UserCounts, len(in.Body.UserIDs))
+	users, items := make([]event.ID, len(in.Body.UserIDs)), make([]UserCounts, len(in.Body.UserIDs))
 	for i, u := range in.Body.UserIDs {
 		var err error
 		if users[i], err = s.parseID(fmt.Sprintf("#/user_ids/%d", i), string(u)); err != nil {
@@ -78,7 +78,7 @@ func (s *server) manyCounts(ctx context.Context, in *manyCountsInput) (*manyCoun
 		all, err := followercounts.ReadCounts(ctx, tx, []string{event.AggregateFollow}, users)
 		for i, u := range users {
 			c := all[followercounts.Object{Kind: event.AggregateFollow, ID: u}]
-			items[i] = UserCounts{UserID: event.ID(u), Followers: c.Incoming, Following: c.Outgoing}
+			items[i] = UserCounts{UserID: u, Followers: c.Incoming, Following: c.Outgoing}
 		}
 		return err
 	})
@@ -93,7 +93,7 @@ func (s *server) mutuals(ctx context.Context, in *mutualsInput) (*mutualsOutput,
 	var truncated bool
 	asOf, err := s.project(ctx, callerOf(ctx).TenantID, followercounts.Name, func(tx pgx.Tx) error {
 		var err error
-		rows, truncated, err = followercounts.Mutuals(ctx, tx, event.AggregateFollow, in.ID.int64(), in.Other.int64(), in.Limit)
+		rows, truncated, err = followercounts.Mutuals(ctx, tx, event.AggregateFollow, in.ID.ID, in.Other.ID, in.Limit)
 		return err
 	})
 	if err != nil {

@@ -47,7 +47,7 @@ const (
 )
 
 func removalOf(r store.Removal) EdgeRemoval {
-	out := EdgeRemoval{ID: r.ID, State: removalPending, Object: r.Object, ObjectID: event.ID(r.ObjectID), Kinds: r.Kinds,
+	out := EdgeRemoval{ID: r.ID, State: removalPending, Object: r.Object, ObjectID: r.ObjectID, Kinds: r.Kinds,
 		Direction: string(r.Direction), Actor: r.Actor,
 		RequestedAt: event.Time{Time: r.RequestedAt.UTC()}, WorkedAt: wireTime(r.WorkedAt),
 		FinishedAt: wireTime(r.FinishedAt), Removed: r.Removed}
@@ -146,7 +146,7 @@ func (s *server) removeEdges(ctx context.Context, object string, in *removeEdges
 			Detail: fmt.Sprintf("some of these kinds have no edges of %s in the direction %s", a(object), direction)}}
 		return nil, p
 	}
-	r := store.RemovalRequest{Meta: callerOf(ctx).meta, Object: object, ID: in.ID.int64(), Kinds: chosen, Direction: direction}
+	r := store.RemovalRequest{Meta: callerOf(ctx).meta, Object: object, ID: in.ID.ID, Kinds: chosen, Direction: direction}
 	out, err := s.store.RequestRemoval(ctx, callerOf(ctx).TenantID, r)
 	return &removeEdgesOutput{Location: removalPath + out.ID, Body: removalOf(out)}, err
 }

@@ -38,8 +38,6 @@ func (moment) Schema(huma.Registry) *huma.Schema {
 	return &huma.Schema{Type: huma.TypeString, Format: "date-time", Pattern: `^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$`}
 }
 
-func (i id) int64() int64 { return int64(i.ID) }
-
 // uuidPattern also accepts upper case. The API writes lower case.
 const uuidPattern = "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"
 
@@ -93,12 +91,12 @@ func okOr304(ifNoneMatch string, version int64) int {
 }
 
 // parseID reads an id of a body. pointer is the id's place in it.
-func (s *server) parseID(pointer, v string) (int64, error) {
+func (s *server) parseID(pointer, v string) (event.ID, error) {
 	n, err := event.ParseID(v)
 	if err != nil {
 		return 0, s.problems.problem(codeValidation, "", FieldError{Detail: err.Error(), Pointer: pointer})
 	}
-	return int64(n), nil
+	return n, nil
 }
 
 // Page has the parameters of every list. It is exported because the framework skips embedded

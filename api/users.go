@@ -52,7 +52,7 @@ type edgeCursor struct {
 }
 
 // readList reads a page of a list, from memory if it is kept.
-func (e *edgeRoutes) readList(ctx context.Context, d direction, of int64, in Page, filter map[string]string) (EdgeList, error) {
+func (e *edgeRoutes) readList(ctx context.Context, d direction, of event.ID, in Page, filter map[string]string) (EdgeList, error) {
 	tenant := callerOf(ctx).TenantID
 	l := list{tenant: tenant, name: d.of + " " + d.list, of: of}
 	var value string
@@ -65,7 +65,7 @@ func (e *edgeRoutes) readList(ctx context.Context, d direction, of int64, in Pag
 		if err := e.cursors.decode(l, in.Cursor, &c); err != nil {
 			return EdgeList{}, err
 		}
-		after = &followercounts.EdgeCursor{PositionedAt: c.At.Time, ID: int64(c.User)}
+		after = &followercounts.EdgeCursor{PositionedAt: c.At.Time, ID: c.User}
 	}
 	key := pageKey{tenant, e.k.Name, d.name, of}
 	keep := after == nil && e.k.Name == event.AggregateFollow && len(e.mustSee(ctx, followercounts.Name)) == 0
@@ -88,7 +88,7 @@ func (e *edgeRoutes) readList(ctx context.Context, d direction, of int64, in Pag
 		return EdgeList{}, err
 	}
 	rows, next, err := newPage(e.server, l, in.Limit, rows, func(e followercounts.Edge) any {
-		return edgeCursor{At: event.Time{Time: e.PositionedAt}, User: event.ID(e.ID)}
+		return edgeCursor{At: event.Time{Time: e.PositionedAt}, User: e.ID}
 	})
 	if err != nil {
 		return EdgeList{}, err
@@ -103,7 +103,7 @@ func (e *edgeRoutes) readList(ctx context.Context, d direction, of int64, in Pag
 func edgesOf(rows []followercounts.Edge) []Edge {
 	items := make([]Edge, len(rows))
 	for i, e := range rows {
-		items[i] = Edge{UserID: event.ID(e.ID), PositionedAt: event.Time{Time: e.PositionedAt}, attributes: e.Attributes}
+		items[i] = Edge{UserID: e.ID, PositionedAt: event.Time{Time: e.PositionedAt}, attributes: e.Attributes}
 	}
 	return items
 }
@@ -148,7 +148,7 @@ func (s *server) countRoutes() {
 			summary: summary, description: fromAProjection + " An unknown " + object + " counts 0.", projected: true, answer: answer,
 			naming: ownerNaming(object),
 		}, func(ctx context.Context, in *ObjectPath) (*anyOutput, error) {
-			return s.counts(ctx, ends, under, in.ID.int64())
+			return s.counts(ctx, ends, under, in.ID.ID)
 		})
 	}
 }
@@ -164,14 +164,14 @@ type countsBody struct {
 	AsOf event.Time `json:"as_of" format:"date-time" doc:"The counts include every write that had committed by this time, except parked and scheduled events."`
 }
 
-func (s *server) counts(ctx context.Context, ends []counted, under []kinds.Child, object int64) (*anyOutput, error) {
+func (s *server) counts(ctx context.Context, ends []counted, under []kinds.Child, object event.ID) (*anyOutput, error) {
 	counts := make(map[string]any)
 	names := make([]string, len(ends))
 	for i, c := range ends {
 		names[i] = c.k.Name
 	}
 	asOf, err := s.project(ctx, callerOf(ctx).TenantID, followercounts.Name, func(tx pgx.Tx) error {
-		all, err := followercounts.ReadCounts(ctx, tx, names, []int64{object})
+		all, err := followercounts.ReadCounts(ctx, tx, names, []event.ID{object})
 		for _, c := range ends {
 			counts[c.list] = c.of(all[followercounts.Object{Kind: c.k.Name, ID: object}])
 		}

@@ -24,7 +24,7 @@ import (
 type aggregate struct {
 	tenant int64
 	kind   string
-	id     int64
+	id     event.ID
 }
 
 func aggregateOf(e *event.Event) aggregate {
@@ -241,7 +241,8 @@ func (r *reader) transact(ctx context.Context, stream broker.Stream, b *batch, o
 func (r *reader) begin(ctx context.Context, tx pgx.Tx, stream broker.Stream, b *batch) (map[aggregate]bool, error) {
 	c := r.c
 	seen := make(map[aggregate]bool)
-	var tenants, ids []int64
+	var tenants []int64
+	var ids []event.ID
 	var types []string
 	for i := range b.deliveries {
 		d := &b.deliveries[i]
@@ -330,7 +331,7 @@ func park(ctx context.Context, tx pgx.Tx, consumer string, dead []deadLetter) er
 		return nil
 	}
 	var (
-		seqs, tenants, aggregates          = make([]int64, n), make([]int64, n), make([]int64, n)
+		seqs, tenants, aggregates          = make([]int64, n), make([]int64, n), make([]event.ID, n)
 		keys, aggregateTypes, types, texts = make([]string, n), make([]string, n), make([]string, n), make([]string, n)
 		ids, headers, causes               = make([]string, n), make([]string, n), make([]string, n)
 		versions                           = make([]int16, n)

@@ -31,10 +31,12 @@ import (
 func BenchmarkCatchUp(b *testing.B) {
 	const events, users = 100_000, 100_000
 	r := rand.New(rand.NewPCG(1, 2))
-	for name, pick := range map[string]func(n int64) (follower, followee int64){
-		"random":       func(int64) (int64, int64) { return 1 + r.Int64N(users), 1 + users + r.Int64N(users) },
-		"celebrity":    func(n int64) (int64, int64) { return 10 + n, 1 },
-		"massfollower": func(n int64) (int64, int64) { return 1, 10 + n },
+	for name, pick := range map[string]func(n int64) (follower, followee event.ID){
+		"random": func(int64) (event.ID, event.ID) {
+			return event.IDOf(1 + r.Int64N(users)), event.IDOf(1 + users + r.Int64N(users))
+		},
+		"celebrity":    func(n int64) (event.ID, event.ID) { return event.IDOf(10 + n), 1 },
+		"massfollower": func(n int64) (event.ID, event.ID) { return 1, event.IDOf(10 + n) },
 	} {
 		b.Run(name, func(b *testing.B) {
 			nats := testkit.NATS(b)
@@ -77,11 +79,11 @@ func BenchmarkCatchUp(b *testing.B) {
 
 // fill publishes events to an empty stream. It is the only publisher, so it knows the sequences
 // beforehand.
-func fill(b *testing.B, js jetstream.JetStream, cfg broker.Config, events int, pick func(int64) (int64, int64)) {
+func fill(b *testing.B, js jetstream.JetStream, cfg broker.Config, events int, pick func(int64) (event.ID, event.ID)) {
 	b.Helper()
 	for n := 1; n <= events; n++ {
 		follower, followee := pick(int64(n))
-		payload, err := json.Marshal(event.Follow{FollowerID: event.ID(follower), FolloweeID: event.ID(followee),
+		payload, err := json.Marshal(event.Follow{FollowerID: follower, FolloweeID: followee,
 			Status: event.StatusActive, Version: 1, PositionedAt: event.Time{Time: time.Now()}, Actor: "bench"})
 		if err != nil {
 			b.Fatal(err)
@@ -152,7 +154,7 @@ func BenchmarkSteady(b *testing.B) {
 				tick := time.NewTicker(every)
 				for n := range events {
 					<-tick.C
-					e := follow(1+rng.Int64N(100_000), 100_001+rng.Int64N(100_000), 1)
+					e := follow(event.IDOf(1+rng.Int64N(100_000)), event.IDOf(100_001+rng.Int64N(100_000)), 1)
 					e.OutboxID = int64(n + 1)
 					if _, err := r.js.PublishMsgAsync(&natsgo.Msg{Subject: e.Subject(r.cfg.Prefix, 0), Header: e.Headers(),
 						Data: e.Payload}); err != nil {

@@ -71,7 +71,7 @@ func connect(t *testing.T, cfg broker.Config, opts ...nats.Option) jetstream.Jet
 // publishUntil publishes events one by one. It retries each until it is on its stream.
 func (f *underFault) publishUntil(ctx context.Context) {
 	for n := int64(1); ctx.Err() == nil; n++ {
-		l := line{n, 100 + n%53, 1}
+		l := line{event.IDOf(n), event.IDOf(100 + n%53), 1}
 		e := follow(l.FollowerID, l.FolloweeID, l.Version)
 		e.OutboxID = n
 		if !f.publishSurely(ctx, &e) {
@@ -186,7 +186,7 @@ func (f *underFault) check() {
 	f.awaitLag(0)
 	got := f.lines()
 	if n := len(got) - len(f.want); n == 1 { // the outcome of the last publish is unknown
-		f.want = append(f.want, line{int64(len(f.want) + 1), 100 + int64(len(f.want)+1)%53, 1})
+		f.want = append(f.want, line{event.ID(len(f.want) + 1), event.IDOf(100 + int64(len(f.want)+1)%53), 1})
 	}
 	f.wantLines(f.want)
 	for i, in := range f.instances {

@@ -40,7 +40,8 @@ func (logbook) Name() string                { return name }
 func (logbook) Wants(aggregate string) bool { return aggregate == event.AggregateFollow }
 
 type line struct {
-	FollowerID, FolloweeID, Version int64
+	FollowerID, FolloweeID event.ID
+	Version                int64
 }
 
 func (l logbook) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error {
@@ -129,14 +130,14 @@ func (r *rig) close(partition int) {
 }
 
 // of returns the partition of an aggregate. It uses a simpler hash than the product.
-func (r *rig) of(followee int64) int {
+func (r *rig) of(followee event.ID) int {
 	slot := int(followee % event.Slots)
 	i := slices.IndexFunc(r.open, func(s broker.Stream) bool { return s.FirstSlot <= slot && slot <= s.LastSlot })
 	return r.open[i].Number
 }
 
-func follow(follower, followee, version int64) event.Event {
-	payload, err := json.Marshal(event.Follow{FollowerID: event.ID(follower), FolloweeID: event.ID(followee), Status: event.StatusActive,
+func follow(follower, followee event.ID, version int64) event.Event {
+	payload, err := json.Marshal(event.Follow{FollowerID: follower, FolloweeID: followee, Status: event.StatusActive,
 		Version: version, Actor: "test"})
 	if err != nil {
 		panic(err)
@@ -296,11 +297,11 @@ func (r *rig) wantLines(want []line) {
 func (r *rig) flood(n int) (want []line) {
 	r.t.Helper()
 	for i := 0; i < n; {
-		followee := int64(100 + i%53)
+		followee := event.ID(100 + i%53)
 		var events []event.Event
 		for range min(1+i%7, n-i) {
-			events = append(events, follow(int64(i+1), followee, int64(1+i%5)))
-			want = append(want, line{int64(i + 1), followee, int64(1 + i%5)})
+			events = append(events, follow(event.ID(i+1), followee, int64(1+i%5)))
+			want = append(want, line{event.ID(i + 1), followee, int64(1 + i%5)})
 			i++
 		}
 		r.publish(events...)
@@ -352,7 +353,7 @@ func TestBatchesAreAsLargeAsTheLag(t *testing.T) {
 	var waits []time.Duration
 	for i := range int64(20) {
 		start := time.Now()
-		r.publish(follow(i+1, 3, 1))
+		r.publish(follow(event.IDOf(i+1), 3, 1))
 		if got := <-sizes; got != 1 {
 			t.Errorf("a batch of %d events, want 1", got)
 		}
@@ -624,7 +625,7 @@ func TestAHoleStopsItsPartitionOnly(t *testing.T) {
 }
 
 // wantFollowee fails the test unless n events of a followee are applied.
-func (r *rig) wantFollowee(followee int64, n int) {
+func (r *rig) wantFollowee(followee event.ID, n int) {
 	r.t.Helper()
 	got := 0
 	for _, l := range r.lines() {

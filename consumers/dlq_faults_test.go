@@ -22,7 +22,7 @@ func TestManyDeadLettersAreRetriedInSeveralTransactions(t *testing.T) {
 	const n = 2*consumers.MaxDeadLetters + 100
 	events, want := make([]event.Event, n), make([]line, n)
 	for i := range events {
-		events[i], want[i] = follow(int64(i+1), 3, 1), line{int64(i + 1), 3, 1}
+		events[i], want[i] = follow(event.ID(i+1), 3, 1), line{event.ID(i + 1), 3, 1}
 	}
 	r.publish(events...)
 	r.awaitLag(0)

@@ -25,11 +25,11 @@ import (
 // bad is a defect of a projection: it refuses the follows of followee whose version is in versions.
 type bad struct {
 	mu       sync.Mutex
-	followee int64
+	followee event.ID
 	versions map[int64]bool
 }
 
-func (b *bad) set(followee int64, versions ...int64) {
+func (b *bad) set(followee event.ID, versions ...int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.followee, b.versions = followee, map[int64]bool{}
@@ -63,7 +63,7 @@ func (r *rig) letters(f consumers.DeadLetterFilter) []consumers.DeadLetter {
 }
 
 // first returns the first dead letter of a followee.
-func (r *rig) first(followee int64) consumers.DeadLetter {
+func (r *rig) first(followee event.ID) consumers.DeadLetter {
 	r.t.Helper()
 	all := r.letters(consumers.DeadLetterFilter{AggregateID: followee, First: true})
 	if len(all) != 1 {
@@ -248,7 +248,7 @@ func TestARetryBesideTheConsumerLosesDoublesAndReordersNothing(t *testing.T) {
 		return nil
 	}}
 	var want []line
-	publish := func(from, to int64) {
+	publish := func(from, to event.ID) {
 		for i := from; i <= to; i++ {
 			r.publish(follow(i, 3, 1), follow(i, 35, 1))
 			want = append(want, line{i, 3, 1}, line{i, 35, 1})

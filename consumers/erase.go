@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/deadletter"
 	"github.com/tidings/tidings/internal/postgres"
 )
@@ -82,7 +83,7 @@ const erasedError = "erased with the content"
 
 // BlankErrors blanks the errors of failed retries of a tenant's dead letters about aggregates, and
 // returns their number. With dryRun it only counts them. The rest of the audit does not change.
-func BlankErrors(ctx context.Context, pool *pgxpool.Pool, tenant int64, aggregateType string, ids []int64,
+func BlankErrors(ctx context.Context, pool *pgxpool.Pool, tenant int64, aggregateType string, ids []event.ID,
 	dryRun bool) (n int64, err error) {
 	sql := blankErrorsSQL
 	if dryRun {

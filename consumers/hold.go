@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/event"
 )
 
 // holdSQL waits for the consumer's batches in hand and keeps others from beginning.
@@ -21,7 +23,7 @@ SELECT /* consumers.all_parked */ DISTINCT tenant_id, aggregate_type, aggregate_
 // function that reports whether an aggregate is parked. The caller then finds in the read tables
 // the state between two batches, and its changes are part of that state. tx should be short.
 func Hold(ctx context.Context, tx pgx.Tx,
-	consumer string) (parked func(tenant int64, aggregateType string, aggregateID int64) bool, err error) {
+	consumer string) (parked func(tenant int64, aggregateType string, aggregateID event.ID) bool, err error) {
 	if _, err := tx.Exec(ctx, holdSQL, pgx.StrictNamedArgs{"consumer": consumer}); err != nil {
 		return nil, fmt.Errorf("hold consumer %s: %w", consumer, err)
 	}
@@ -35,7 +37,7 @@ type querier interface {
 
 // AllParked returns a function that reports whether an aggregate is parked, as q sees it now.
 func AllParked(ctx context.Context, q querier,
-	consumer string) (parked func(tenant int64, aggregateType string, aggregateID int64) bool, err error) {
+	consumer string) (parked func(tenant int64, aggregateType string, aggregateID event.ID) bool, err error) {
 	all := make(map[aggregate]bool)
 	rows, _ := q.Query(ctx, allParkedSQL, pgx.StrictNamedArgs{"consumer": consumer})
 	var a aggregate
@@ -45,7 +47,7 @@ func AllParked(ctx context.Context, q querier,
 	}); err != nil {
 		return nil, fmt.Errorf("read the parked aggregates of consumer %s: %w", consumer, err)
 	}
-	return func(tenant int64, aggregateType string, aggregateID int64) bool {
+	return func(tenant int64, aggregateType string, aggregateID event.ID) bool {
 		return all[aggregate{tenant, aggregateType, aggregateID}]
 	}, nil
 }

@@ -23,8 +23,8 @@ const applyKindSQL = `INSERT INTO projection_kinds (tenant_id, object, metadata)
 	'{"version_id": 1, "version_state": "LATEST", "created_by": "test",
 		"creation_time": "2026-01-01T00:00:00Z", "last_update_time": "2026-01-01T00:00:00Z"}')`
 
-func block(blocker, blocked, version int64) event.Event {
-	e := event.Edge{From: event.ID(blocker), To: event.ID(blocked), Status: event.StatusActive, Version: version, Actor: "test"}
+func block(blocker, blocked event.ID, version int64) event.Event {
+	e := event.Edge{From: blocker, To: blocked, Status: event.StatusActive, Version: version, Actor: "test"}
 	payload, err := e.Encode(event.EdgeNames{From: "blocker_id", To: "blocked_id"})
 	if err != nil {
 		panic(err)
@@ -54,7 +54,7 @@ func TestAnEventOfAKindAppliedMeanwhileIsNotPassedOver(t *testing.T) {
 	r.publish(follow(8, 3, 1), block(8, 3, 1), block(9, 3, 1))
 	settled()
 	err := postgres.InTenant(t.Context(), r.system, 1, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		got, err := followercounts.ReadCounts(t.Context(), tx, []string{"follow", "block"}, []int64{3})
+		got, err := followercounts.ReadCounts(t.Context(), tx, []string{"follow", "block"}, []event.ID{3})
 		for kind, want := range map[string]int64{"follow": 2, "block": 2} {
 			if n := got[followercounts.Object{Kind: kind, ID: 3}].Incoming; n != want {
 				t.Errorf("3 has %d incoming edges of %s, want %d", n, kind, want)

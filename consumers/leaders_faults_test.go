@@ -16,6 +16,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/pglocal"
 	"github.com/tidings/tidings/internal/testkit"
@@ -97,7 +98,7 @@ func (c *cluster) rig(t *testing.T, cfg broker.Config, partitions int) *rig {
 }
 
 // awaitPublish waits until the stream has a leader, and publishes an event.
-func (r *rig) awaitPublish(follower, followee, version int64) {
+func (r *rig) awaitPublish(follower, followee event.ID, version int64) {
 	r.t.Helper()
 	testkit.Eventually(r.t, "the stream to have a leader", func() (bool, error) {
 		_, err := broker.ReadStream(context.Background(), r.js, r.cfg, r.of(followee))
@@ -202,7 +203,7 @@ func TestAStreamWithoutALeaderIsWaitedFor(t *testing.T) {
 		return in.metric(t, "tidings_consumer_partitions_waiting") == float64(len(gone)), nil
 	})
 	for _, s := range r.open {
-		if followee := int64(s.FirstSlot + 320); s.Leader != c.opts[victim].ServerName {
+		if followee := event.ID(s.FirstSlot + 320); s.Leader != c.opts[victim].ServerName {
 			r.awaitPublish(1, followee, 1)
 			want = append(want, line{1, followee, 1})
 		}
@@ -220,8 +221,8 @@ func TestAStreamWithoutALeaderIsWaitedFor(t *testing.T) {
 		t.Errorf("the lag is %+v, %v", l, err)
 	}
 	c.start(victim)
-	r.awaitPublish(1, int64(r.open[gone[0]].FirstSlot+320), 1)
-	want = append(want, line{1, int64(r.open[gone[0]].FirstSlot + 320), 1})
+	r.awaitPublish(1, event.ID(r.open[gone[0]].FirstSlot+320), 1)
+	want = append(want, line{1, event.ID(r.open[gone[0]].FirstSlot + 320), 1})
 	r.awaitLag(0)
 	r.wantLines(want)
 	testkit.Eventually(t, "ready", func() (bool, error) { err := in.Ready(context.Background()); return err == nil, err })

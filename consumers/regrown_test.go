@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
@@ -26,7 +27,7 @@ func TestAStreamThatLostItsEndAndGrewAgainIsNotReadOn(t *testing.T) {
 			b := testkit.NATSProcess(t)
 			r := newRig(t, testkit.Postgres(t), b, 2)
 			in := r.run(r.system, logbook{})
-			write := func(followee int64, versions ...int64) {
+			write := func(followee event.ID, versions ...int64) {
 				for _, v := range versions {
 					r.publish(follow(1, followee, v))
 				}

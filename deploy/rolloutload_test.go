@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/tidings/tidings/client"
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/testkit"
 )
 
@@ -166,8 +167,8 @@ func newPerson(t *testing.T, b *balancer, token string, n int64) *person {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &person{Session: c.Session(), rng: rand.New(rand.NewPCG(1, uint64(n))), id: client.ID(1 + n),
-		objects: client.ID(1_000_000 * (1 + n)), edges: map[edge]bool{}, children: map[string]client.Child{}, kinds: map[string]string{}}
+	return &person{Session: c.Session(), rng: rand.New(rand.NewPCG(1, uint64(n))), id: event.IDOf(1 + n),
+		objects: event.IDOf(1_000_000 * (1 + n)), edges: map[edge]bool{}, children: map[string]client.Child{}, kinds: map[string]string{}}
 }
 
 // step does one random action.
@@ -186,7 +187,7 @@ func (p *person) step(ctx context.Context) error {
 
 // relate puts or removes an edge, and checks the list of its object.
 func (p *person) relate(ctx context.Context) error {
-	e := edge{edgeKinds[p.rng.IntN(len(edgeKinds))], p.id, client.ID(1_000_000*int64(p.id)) + client.ID(p.rng.IntN(20))}
+	e := edge{edgeKinds[p.rng.IntN(len(edgeKinds))], p.id, 1_000_000*p.id + client.ID(p.rng.IntN(20))}
 	edges := p.Edges(e.kind)
 	if p.edges[e] && p.rng.IntN(2) == 0 {
 		if err := edges.Remove(ctx, e.from, e.to); err != nil {
@@ -284,9 +285,9 @@ func (p *person) change(ctx context.Context) error {
 
 // settings sets the title of a thread to which no other person writes.
 func (p *person) settings(ctx context.Context) error {
-	post := client.ID(2_000_000_000 + int64(p.id))
+	post := 2_000_000_000 + int64(p.id)
 	comments := p.Children("comment")
-	was, err := comments.Settings(ctx, post)
+	was, err := comments.Settings(ctx, event.IDOf(post))
 	if err != nil {
 		return fmt.Errorf("read the settings of %d: %w", post, err)
 	}

@@ -75,7 +75,7 @@ func (e *Event) DecodeChild(n ChildNames) (Child, error) {
 		err = fmt.Errorf("%s is not a UUID in lower case with hyphens", n.ID)
 	case c.ReplyTo != "" && !isUUID(c.ReplyTo):
 		err = errors.New("parent_id is not a UUID in lower case with hyphens")
-	case int64(c.Parent) != e.AggregateID:
+	case c.Parent != e.AggregateID:
 		err = fmt.Errorf("child %s belongs to %s %d, its event to %d", c.ID, n.Parent, c.Parent, e.AggregateID)
 	case c.AuthorID <= 0:
 		err = fmt.Errorf("child %s has no author", c.ID)

@@ -49,7 +49,7 @@ func (e *Event) DecodeEdge(n EdgeNames) (Edge, error) {
 		return Edge{}, err
 	}
 	switch {
-	case edge.From <= 0 || int64(edge.To) != e.AggregateID:
+	case edge.From <= 0 || edge.To != e.AggregateID:
 		err = fmt.Errorf("the edge leads from %d to %d, but its event belongs to %s %d", edge.From, edge.To, n.To, e.AggregateID)
 	case edge.Version <= 0:
 		err = fmt.Errorf("the edge %d, %d has version %d", edge.From, edge.To, edge.Version)

@@ -39,7 +39,7 @@ type Event struct {
 	ID            string // UUID
 	TenantID      int64
 	AggregateType string
-	AggregateID   int64
+	AggregateID   ID
 	Type          string
 	Version       int // of the payload's shape
 	OccurredAt    time.Time
@@ -134,7 +134,7 @@ func (e *Event) SetHeaders(h map[string][]string, source string) {
 	set(HeaderType, e.CloudEventsType())
 	set(HeaderDataSchema, e.DataSchema())
 	set(HeaderTenant, strconv.FormatInt(e.TenantID, 10))
-	set(HeaderSubject, strconv.FormatInt(e.AggregateID, 10))
+	set(HeaderSubject, e.AggregateID.String())
 	set(HeaderTime, e.OccurredAt.UTC().Format(TimeFormat))
 	set(HeaderOutboxID, strconv.FormatInt(e.OutboxID, 10))
 	if e.TraceParent != "" {
@@ -232,7 +232,7 @@ func Decode(subject string, headers map[string][]string, data []byte) (Event, er
 		e.TenantID = number("tenant", tokens[n-3][1:])
 		e.AggregateType, e.Type = tokens[n-2], tokens[n-1]
 	}
-	e.AggregateID = number(HeaderSubject, get(HeaderSubject))
+	e.AggregateID = ID(number(HeaderSubject, get(HeaderSubject)))
 	e.OutboxID = number(HeaderOutboxID, get(HeaderOutboxID))
 	version, found := strings.CutPrefix(get(HeaderType), "tidings."+e.AggregateType+"."+e.Type+".v")
 	if !found {

@@ -138,15 +138,15 @@ func RedactActor(payload []byte, actor string) (redacted []byte, changed bool, e
 // aggregate type, and need not be valid. People returns every id in it, because only the kind knows
 // which ones are persons. It adds 0, which means anybody, if the payload names a child but no
 // author. A redacted payload names only its actor.
-func People(eventType string, payload []byte) (ids []int64) {
+func People(eventType string, payload []byte) (ids []ID) {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(payload, &fields) != nil {
 		return nil
 	}
-	var actors []int64
+	var actors []ID
 	author, child, others, content := false, false, 0, false
 	for name, value := range fields {
-		switch id := int64(0); {
+		switch id := ID(0); {
 		case strings.EqualFold(name, "actor"):
 			var actor string
 			_ = json.Unmarshal(value, &actor) // an actor that is not text names nobody
@@ -202,7 +202,7 @@ type redactedEdge struct {
 
 // Named returns the ids of the ends of an edge that a payload names, in any payload version and any
 // form of the ids. An end is 0 if the payload does not name it.
-func (n EdgeNames) Named(payload []byte) (from, to int64) {
+func (n EdgeNames) Named(payload []byte) (from, to ID) {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(payload, &fields) != nil {
 		return 0, 0
@@ -220,7 +220,7 @@ func (n EdgeNames) Named(payload []byte) (from, to int64) {
 
 // idOf reads an id in any form that a writer may use: text or a number, with leading zeros or zero
 // decimals. It returns 0 for anything else.
-func idOf(raw json.RawMessage) int64 {
+func idOf(raw json.RawMessage) ID {
 	text := string(raw)
 	if n := len(text); n >= 2 && text[0] == '"' && !strings.Contains(text, `\`) { // nearly every id
 		text = text[1 : n-1]
@@ -235,7 +235,7 @@ func idOf(raw json.RawMessage) int64 {
 	if err != nil {
 		return 0
 	}
-	return id
+	return ID(id)
 }
 
 // Redact returns the payload of an edge's event without its ends, attributes and actor, and with

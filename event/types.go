@@ -74,6 +74,9 @@ func ParseID(s string) (ID, error) {
 	return ID(n), nil
 }
 
+// IDOf returns the id whose decimal form is n.
+func IDOf[N ~int | ~int64](n N) ID { return ID(n) }
+
 func (id ID) String() string { return strconv.FormatInt(int64(id), 10) }
 
 // MarshalText encodes the id as a decimal string.
@@ -161,13 +164,13 @@ type Comment struct {
 // valid checks the ids of a comment in an event of the post. They must have one form, so that code
 // that compares them as text (an erasure, an index) and code that parses them see the same comment.
 // outbox_messages has the same rule (names_comment).
-func (c Comment) valid(post int64) error {
+func (c Comment) valid(post ID) error {
 	switch {
 	case !isUUID(c.CommentID):
 		return errors.New("comment_id is not a UUID in lower case with hyphens")
 	case c.ParentID != "" && !isUUID(c.ParentID):
 		return errors.New("parent_id is not a UUID in lower case with hyphens")
-	case int64(c.PostID) != post:
+	case c.PostID != post:
 		return fmt.Errorf("comment %s belongs to post %d, its event to %d", c.CommentID, c.PostID, post)
 	case c.AuthorID <= 0:
 		return fmt.Errorf("comment %s has no author", c.CommentID)

@@ -71,7 +71,7 @@ func Append(ctx context.Context, tx pgx.Tx, events []event.Event) error {
 		}
 	}
 	var (
-		tenants, aggregates   = make([]int64, n), make([]int64, n)
+		tenants, aggregates   = make([]int64, n), make([]event.ID, n)
 		aggregateTypes, types = make([]string, n), make([]string, n)
 		versions              = make([]int16, n)
 		payloads              = make([]string, n)

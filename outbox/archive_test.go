@@ -443,7 +443,7 @@ func TestWritersAndClaimsGoOnWhileRangesComeAndGo(t *testing.T) {
 		defer close(over)
 		for ctx.Err() == nil {
 			err := postgres.InTx(t.Context(), pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
-				return Append(t.Context(), tx, slices.Repeat([]event.Event{newEvent(int64(written%5), `{}`)}, 3))
+				return Append(t.Context(), tx, slices.Repeat([]event.Event{newEvent(event.ID(written%5), `{}`)}, 3))
 			})
 			if err != nil {
 				return fmt.Errorf("write: %w", err)

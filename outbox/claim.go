@@ -272,7 +272,7 @@ func (r *Round) args() (claim, due postgres.Args) {
 type Aggregate struct {
 	TenantID int64
 	Type     string
-	ID       int64
+	ID       event.ID
 }
 
 // Aggregate returns the row's aggregate.

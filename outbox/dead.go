@@ -6,6 +6,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/event"
 )
 
 const (
@@ -21,7 +23,7 @@ SELECT /* outbox.waiting_aggregates */ DISTINCT tenant_id, aggregate_type, aggre
 
 // Dead returns a function that reports whether an aggregate has messages in the DLQ, as of this
 // call. The pool acts as the system role.
-func Dead(ctx context.Context, pool *pgxpool.Pool) (dead func(tenant int64, aggregateType string, aggregateID int64) bool, err error) {
+func Dead(ctx context.Context, pool *pgxpool.Pool) (dead func(tenant int64, aggregateType string, aggregateID event.ID) bool, err error) {
 	if dead, err = aggregates(ctx, pool, deadAggregatesSQL); err != nil {
 		return nil, fmt.Errorf("read the aggregates in the DLQ: %w", err)
 	}
@@ -31,7 +33,7 @@ func Dead(ctx context.Context, pool *pgxpool.Pool) (dead func(tenant int64, aggr
 // Waiting returns a function that reports whether an aggregate has delayed messages: for a retry,
 // for the time that their writer set, or behind such a message. The pool acts as the system role.
 func Waiting(ctx context.Context,
-	pool *pgxpool.Pool) (waiting func(tenant int64, aggregateType string, aggregateID int64) bool, err error) {
+	pool *pgxpool.Pool) (waiting func(tenant int64, aggregateType string, aggregateID event.ID) bool, err error) {
 	if waiting, err = aggregates(ctx, pool, waitingAggregatesSQL); err != nil {
 		return nil, fmt.Errorf("read the aggregates with delayed messages: %w", err)
 	}
@@ -39,7 +41,7 @@ func Waiting(ctx context.Context,
 }
 
 func aggregates(ctx context.Context, pool *pgxpool.Pool,
-	sql string) (among func(tenant int64, aggregateType string, aggregateID int64) bool, err error) {
+	sql string) (among func(tenant int64, aggregateType string, aggregateID event.ID) bool, err error) {
 	all := make(map[Aggregate]bool)
 	rows, _ := pool.Query(ctx, sql)
 	var a Aggregate
@@ -49,7 +51,7 @@ func aggregates(ctx context.Context, pool *pgxpool.Pool,
 	}); err != nil {
 		return nil, err
 	}
-	return func(tenant int64, aggregateType string, aggregateID int64) bool {
+	return func(tenant int64, aggregateType string, aggregateID event.ID) bool {
 		return all[Aggregate{tenant, aggregateType, aggregateID}]
 	}, nil
 }

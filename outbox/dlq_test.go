@@ -56,7 +56,7 @@ func bury(t *testing.T, pool *pgxpool.Pool, events ...event.Event) []int64 {
 	return ids
 }
 
-func dead(tenant int64, aggregateType string, aggregate int64, typ string) event.Event {
+func dead(tenant int64, aggregateType string, aggregate event.ID, typ string) event.Event {
 	return event.Event{TenantID: tenant, AggregateType: aggregateType, AggregateID: aggregate, Type: typ, TraceParent: "trace",
 		OccurredAt: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}
 }
@@ -284,7 +284,7 @@ func TestOfSeveralOperatorsOneGetsAMessage(t *testing.T) {
 	pool, owner := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner)
 	var events []event.Event
 	for i := range 60 {
-		events = append(events, dead(1, "post", int64(i+1), "a b"))
+		events = append(events, dead(1, "post", event.ID(i+1), "a b"))
 	}
 	ids := bury(t, pool, events...)
 	d := NewDLQ(pool, nil)
@@ -373,7 +373,7 @@ func TestMessagesOfOneCauseAreAGroup(t *testing.T) {
 	}
 	var events []event.Event
 	for i := range int64(4) {
-		e := newEvent(i+1, `{}`)
+		e := newEvent(event.IDOf(i+1), `{}`)
 		e.TenantID = i/2 + 1
 		events = append(events, e)
 	}

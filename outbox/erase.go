@@ -8,15 +8,17 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/event"
 )
 
 // Selection selects the messages of a tenant for a sweep. The caller interprets their payloads, as
 // consumers do.
 type Selection struct {
 	TenantID   int64
-	Aggregates map[string][]int64 // ids by type, for the archive, which a sweep does not read completely
-	Actor      string             // whose acts to read in the archive too; "" for none
-	Pending    bool               // in the outbox, only unpublished messages
+	Aggregates map[string][]event.ID // ids by type, for the archive, which a sweep does not read completely
+	Actor      string                // whose acts to read in the archive too; "" for none
+	Pending    bool                  // in the outbox, only unpublished messages
 }
 
 // Querier is a pool or a transaction.
@@ -40,7 +42,7 @@ type Swept struct {
 	ID            int64
 	EventID       string
 	AggregateType string
-	AggregateID   int64
+	AggregateID   event.ID
 	EventType     string
 	Payload       []byte
 	Pending       bool // not yet published; false in the DLQ
@@ -192,7 +194,7 @@ func (s sweeping) actor(ctx context.Context, sel Selection) error {
 	}
 }
 
-func (s sweeping) aggregates(ctx context.Context, sel Selection, kind string, ids []int64) error {
+func (s sweeping) aggregates(ctx context.Context, sel Selection, kind string, ids []event.ID) error {
 	args := pgx.StrictNamedArgs{"tenant": sel.TenantID, "type": kind, "actor": sel.Actor, "aggregates": ids, "after": int64(0),
 		"after_event": noEvent, "limit": sweepPage}
 	for {

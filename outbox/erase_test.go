@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 )
@@ -72,14 +73,14 @@ func TestASweepReadsPages(t *testing.T) {
 	}
 	check(
 		sweep{"an actor", TableKept, Selection{TenantID: 1, Actor: "user:7"}, all("payload ->> 'actor' = 'user:7'")},
-		sweep{"both", TableKept, Selection{TenantID: 1, Actor: "user:7", Aggregates: map[string][]int64{"comment": {50}}},
+		sweep{"both", TableKept, Selection{TenantID: 1, Actor: "user:7", Aggregates: map[string][]event.ID{"comment": {50}}},
 			all("(payload ->> 'actor' = 'user:7' OR aggregate_type = 'comment' AND aggregate_id = 50)")},
 	)
 	db.RowsPerStatement(t, sweepWindow, TableDLQ, TableOutbox)
 	// The policy hides the index of actors: no operator on jsonb may read a row before the policy
 	// does.
 	db.RowsPerStatement(t, 2*sweepPage, TableKept)
-	comments := map[string][]int64{"comment": {1, 2, 50, 51}, "thread": {2}}
+	comments := map[string][]event.ID{"comment": {1, 2, 50, 51}, "thread": {2}}
 	check(
 		sweep{"the DLQ", TableDLQ, Selection{TenantID: 1}, all("true")},
 		sweep{"the outbox", TableOutbox, Selection{TenantID: 1}, all("true")},

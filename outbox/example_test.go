@@ -20,13 +20,13 @@ import (
 )
 
 // bookmark stores that a user bookmarked a post.
-func bookmark(ctx context.Context, pool *pgxpool.Pool, tenant, user, post int64) error {
+func bookmark(ctx context.Context, pool *pgxpool.Pool, tenant int64, user, post event.ID) error {
 	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		state := struct {
 			UserID  event.ID `json:"user_id"`
 			PostID  event.ID `json:"post_id"`
 			Version int64    `json:"version"`
-		}{UserID: event.ID(user), PostID: event.ID(post)}
+		}{UserID: user, PostID: post}
 		// First the state: another write of the same bookmark waits here for its lock.
 		err := tx.QueryRow(ctx, `INSERT INTO bookmarks (tenant_id, user_id, post_id) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING
 			RETURNING version`,

@@ -167,7 +167,7 @@ func TestMarksTouchNoIndex(t *testing.T) {
 	for range rounds {
 		var in []event.Event
 		for i := range each {
-			in = append(in, newEvent(int64(i+1), `{"comment_id": "0196b2d4-7c00-7000-8000-000000000001", "body": "it is as long `+
+			in = append(in, newEvent(event.ID(i+1), `{"comment_id": "0196b2d4-7c00-7000-8000-000000000001", "body": "it is as long `+
 				`as most of them are"}`))
 		}
 		appendRows(t, pool, in...)

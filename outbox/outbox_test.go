@@ -23,7 +23,7 @@ func appendRows(t *testing.T, pool *pgxpool.Pool, events ...event.Event) []event
 	return events
 }
 
-func newEvent(aggregate int64, payload string) event.Event {
+func newEvent(aggregate event.ID, payload string) event.Event {
 	return event.Event{TenantID: 1, AggregateType: "post", AggregateID: aggregate, Type: "created", Payload: json.RawMessage(payload)}
 }
 

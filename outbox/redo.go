@@ -78,7 +78,7 @@ func Redo(ctx context.Context, tx pgx.Tx, lost []event.Event) (moved []string, w
 	if n == 0 {
 		return nil, nil, nil
 	}
-	ids, tenants, aggregates, versions := make([]int64, n), make([]int64, n), make([]int64, n), make([]int16, n)
+	ids, tenants, aggregates, versions := make([]int64, n), make([]int64, n), make([]event.ID, n), make([]int16, n)
 	aggregateTypes, types, payloads, traces, eventIDs := make([]string, n), make([]string, n), make([]string, n),
 		make([]string, n), make([]string, n)
 	occurred, lowest := make([]time.Time, n), int64(math.MaxInt64)

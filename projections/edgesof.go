@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/kinds"
 )
 
@@ -14,12 +15,12 @@ import (
 type EdgesOf struct {
 	TenantID int64
 	Kind     kinds.Edge
-	Object   int64
+	Object   event.ID
 	End      kinds.End
 }
 
 // Pair names an edge of a kind within its tenant. The zero Pair is before all others.
-type Pair struct{ From, To int64 }
+type Pair struct{ From, To event.ID }
 
 const (
 	pairsLimit  = 500    // pairs that one step returns
@@ -71,8 +72,8 @@ func (of EdgesOf) Pairs(ctx context.Context, tx pgx.Tx, rows, from, to string, a
 }
 
 // Columns returns the pairs as two arrays.
-func Columns(all []Pair) (froms, tos []int64) {
-	froms, tos = make([]int64, len(all)), make([]int64, len(all))
+func Columns(all []Pair) (froms, tos []event.ID) {
+	froms, tos = make([]event.ID, len(all)), make([]event.ID, len(all))
 	for i, p := range all {
 		froms[i], tos[i] = p.From, p.To
 	}

@@ -36,21 +36,22 @@ type Difference struct {
 // way. An edge has its target in Aggregate and its origin in Other. A count of edges has Other 0.
 // Other keys name an object of children, or a child.
 type Key struct {
-	Type                       string
-	TenantID, Aggregate, Other int64
-	Child                      string // the id of a child, if the key names one
-	Kind                       string // the kind of children of a settings key
-	Step                       string // the progress of Repair, in the projection's own format; "" before the start
+	Type             string
+	TenantID         int64
+	Aggregate, Other event.ID
+	Child            string // the id of a child, if the key names one
+	Kind             string // the kind of children of a settings key
+	Step             string // the progress of Repair, in the projection's own format; "" before the start
 }
 
 // Ref returns the name of the key's edge or child for the reader of the truth.
 func (k Key) Ref() event.Ref {
-	return event.Ref{Type: k.Type, Child: k.Child, From: event.ID(k.Other), To: event.ID(k.Aggregate)}
+	return event.Ref{Type: k.Type, Child: k.Child, From: k.Other, To: k.Aggregate}
 }
 
 // Parked reports whether a DLQ has events of an aggregate. Repair leaves the rows of such an
 // aggregate unchanged.
-type Parked func(tenant int64, aggregateType string, aggregateID int64) bool
+type Parked func(tenant int64, aggregateType string, aggregateID event.ID) bool
 
 func (d Difference) String() string {
 	return fmt.Sprintf("%s: tenant %d, %s: %s is %s, want %s", d.Projection, d.TenantID, d.Entity, d.Field, d.Got, d.Want)

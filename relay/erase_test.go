@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/kinds"
@@ -38,7 +39,7 @@ func TestAFrozenRelayBringsNothingErasedBack(t *testing.T) {
 			db, ctx, secret := testkit.Postgres(t), t.Context(), rand.Text()
 			f := &fleet{t: t, url: db.URL, pool: db.Pool(t, postgres.RoleSystem), b: testkit.NATSProcess(t), binary: os.Args[0]}
 			s := store.New(db.Pool(t, postgres.RoleAPI), nil)
-			write := func(author int64, bodies ...string) {
+			write := func(author event.ID, bodies ...string) {
 				t.Helper()
 				var all []store.NewChild
 				for _, body := range bodies {

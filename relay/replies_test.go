@@ -47,7 +47,7 @@ func (c *thread) any(rng *rand.Rand) string {
 }
 
 // writeReplies writes n comments and edits. Most comments reply to another one.
-func writeReplies(ctx context.Context, s *store.Store, c *thread, object int64, rng *rand.Rand, n int) error {
+func writeReplies(ctx context.Context, s *store.Store, c *thread, object event.ID, rng *rand.Rand, n int) error {
 	kind, meta := kinds.Builtin().Children["comment"], store.Meta{Actor: "test"}
 	for i := range n {
 		to := c.any(rng)
@@ -93,7 +93,7 @@ func TestAReplyFollowsItsParentBesideLateCommits(t *testing.T) {
 		var c thread
 		for range writers {
 			s, seed := store.New(db.Pool(t, postgres.RoleAPI), nil), rng.Uint64() // a store commits one transaction after another
-			go func() { done <- writeReplies(ctx, s, &c, object+1, newRand(seed), writes) }()
+			go func() { done <- writeReplies(ctx, s, &c, event.IDOf(object+1), newRand(seed), writes) }()
 		}
 	}
 	for range objects * writers {

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/store"
@@ -18,15 +19,15 @@ func BenchmarkWrites(b *testing.B) {
 	s := store.New(testkit.Postgres(b).Pool(b, postgres.RoleAPI), nil)
 	ctx := context.Background()
 	var n atomic.Int64
-	for name, write := range map[string]func(i int64) error{
-		"follow": func(i int64) error {
+	for name, write := range map[string]func(i event.ID) error{
+		"follow": func(i event.ID) error {
 			out, err := s.PutEdges(ctx, tenant, follows, []store.EdgeWrite{{Meta: meta(), From: i, To: 1 << 40}})
 			if err == nil && !out[0].Changed {
 				err = fmt.Errorf("%+v", out[0])
 			}
 			return err
 		},
-		"create": func(i int64) error {
+		"create": func(i event.ID) error {
 			out, err := s.CreateChildren(ctx, tenant, commentKind,
 				[]store.NewChild{{Meta: meta(), Object: 1 + i%1000, AuthorID: i, Body: "a comment", Key: fmt.Sprint(i)}})
 			if err == nil && !out[0].Changed {
@@ -34,7 +35,7 @@ func BenchmarkWrites(b *testing.B) {
 			}
 			return err
 		},
-		"again": func(int64) error {
+		"again": func(event.ID) error {
 			out, err := s.CreateChildren(ctx, tenant, commentKind,
 				[]store.NewChild{{Meta: meta(), Object: 1, AuthorID: 1 << 40, Body: "a comment", Key: "again"}})
 			if err == nil && out[0].Err != nil {
@@ -45,7 +46,7 @@ func BenchmarkWrites(b *testing.B) {
 	} {
 		b.Run(name+"/1", func(b *testing.B) {
 			for b.Loop() {
-				if err := write(n.Add(1)); err != nil {
+				if err := write(event.IDOf(n.Add(1))); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -54,7 +55,7 @@ func BenchmarkWrites(b *testing.B) {
 			b.SetParallelism(8) // times GOMAXPROCS
 			b.RunParallel(func(pb *testing.PB) {
 				for pb.Next() {
-					if err := write(n.Add(1)); err != nil {
+					if err := write(event.IDOf(n.Add(1))); err != nil {
 						b.Error(err)
 						return
 					}

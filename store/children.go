@@ -186,11 +186,11 @@ const childColumns = `c.child_id::text, c.object_id, c.parent_id::text, c.slug, 
 
 type childRow struct {
 	ID              string
-	Object          int64
+	Object          event.ID
 	ReplyTo         *string
 	Slug            *string
 	Path            *string
-	AuthorID        int64
+	AuthorID        event.ID
 	Body            string
 	Attributes      []byte
 	AuthorState     string
@@ -202,8 +202,8 @@ type childRow struct {
 
 func (r childRow) wire() event.Child {
 	return event.Child{
-		ID: r.ID, Parent: event.ID(r.Object), ReplyTo: orEmpty(r.ReplyTo), Slug: orEmpty(r.Slug), Path: orEmpty(r.Path),
-		AuthorID: event.ID(r.AuthorID), Body: r.Body, Attributes: event.CanonicalAttributes(r.Attributes), AuthorState: r.AuthorState,
+		ID: r.ID, Parent: r.Object, ReplyTo: orEmpty(r.ReplyTo), Slug: orEmpty(r.Slug), Path: orEmpty(r.Path),
+		AuthorID: r.AuthorID, Body: r.Body, Attributes: event.CanonicalAttributes(r.Attributes), AuthorState: r.AuthorState,
 		ModerationState: r.ModerationState, Version: r.Version, CreatedAt: wireTime(r.CreatedAt), UpdatedAt: wireTime(r.UpdatedAt),
 	}
 }
@@ -227,7 +227,7 @@ func (s childShape) event(tenant int64, c event.Child, eventType string, m Meta)
 		return event.Event{}, err
 	}
 	return event.Event{
-		TenantID: tenant, AggregateType: s.Kind, AggregateID: int64(c.Parent), Type: eventType,
+		TenantID: tenant, AggregateType: s.Kind, AggregateID: c.Parent, Type: eventType,
 		OccurredAt: c.UpdatedAt.Time, TraceParent: m.TraceParent, Payload: payload,
 	}, nil
 }

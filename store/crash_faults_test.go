@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 )
@@ -22,7 +23,7 @@ func TestAStandbyIsNotAskedWhatWasCommittedBeforeItsPromotion(t *testing.T) {
 	db := pg.DB(t)
 	f, owner := on(t, db), db.Pool(t, postgres.RoleOwner)
 	standby := `DO $$ BEGIN EXECUTE format('COPY (SELECT) TO %L', current_setting('data_directory') || '/standby.signal'); END $$`
-	shows(t, func(follower int64) bool {
+	shows(t, func(follower event.ID) bool {
 		f.follow(t, follower, 1)
 		if _, err := owner.Exec(t.Context(), standby); err != nil {
 			t.Fatal(err)
@@ -62,7 +63,7 @@ func TestACommitThatIsFoundIsOnTheStandbysToo(t *testing.T) {
 			}
 		}
 	}
-	shows(t, func(follower int64) bool {
+	shows(t, func(follower event.ID) bool {
 		f.follow(t, follower, 1)
 		set(`ALTER SYSTEM SET synchronous_standby_names = 'nobody'`)
 		testkit.Eventually(t, "the server to want a standby", func() (names bool, err error) {
@@ -102,7 +103,7 @@ func TestTheCommitOfAStrangerWithTheSameIDIsNotTaken(t *testing.T) {
 		}
 		return next
 	}
-	shows(t, func(follower int64) (arranged bool) {
+	shows(t, func(follower event.ID) (arranged bool) {
 		f.follow(t, follower, 1) // a connection with prepared statements
 		for range 20 {           // also lost: ids for other transactions beside the writer's retry
 			id()

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/store"
@@ -30,7 +31,7 @@ type answer struct {
 }
 
 // start makes follower follow 2.
-func start(f fixture, follower int64) chan answer {
+func start(f fixture, follower event.ID) chan answer {
 	told := make(chan answer, 1)
 	go func() {
 		out, err := f.PutEdges(context.Background(), tenant, follows, []store.EdgeWrite{{Meta: meta(), From: follower, To: 2}})
@@ -41,7 +42,7 @@ func start(f fixture, follower int64) chan answer {
 
 // made checks that the follow was answered as made and that it exists, with one event. It returns
 // false if the answer is that the result is unknown; that is correct, but proves nothing.
-func (f fixture) made(t *testing.T, follower int64, a answer) bool {
+func (f fixture) made(t *testing.T, follower event.ID, a answer) bool {
 	t.Helper()
 	if errors.Is(a.err, postgres.ErrUnknown) {
 		t.Log(a.err)
@@ -67,10 +68,10 @@ func (f fixture) made(t *testing.T, follower int64, a answer) bool {
 }
 
 // shows calls arrange, each time with another follower, until it returns true.
-func shows(t *testing.T, arrange func(follower int64) bool) {
+func shows(t *testing.T, arrange func(follower event.ID) bool) {
 	t.Helper()
 	for follower := int64(100); !t.Failed(); follower++ {
-		if arrange(follower) {
+		if arrange(event.IDOf(follower)) {
 			return
 		}
 		if follower == 110 {
@@ -161,7 +162,7 @@ func (l *crashLoad) write(ctx context.Context, t *testing.T, w int64) {
 		case 0, 1:
 			writes := make([]store.EdgeWrite, 1+r.IntN(4)/3*2)
 			for i := range writes {
-				writes[i] = store.EdgeWrite{Meta: meta(), From: id + int64(i), To: 1}
+				writes[i] = store.EdgeWrite{Meta: meta(), From: event.IDOf(id + int64(i)), To: 1}
 			}
 			var out []store.EdgeOutcome
 			out, err = s.PutEdges(bg, tenant, follows, writes)
@@ -169,7 +170,7 @@ func (l *crashLoad) write(ctx context.Context, t *testing.T, w int64) {
 				ack(out[i].Changed, "follow %d 1 1", id+int64(i))
 			}
 		case 2:
-			c := store.NewChild{Meta: meta(), Object: id, AuthorID: 1, Body: "hello"}
+			c := store.NewChild{Meta: meta(), Object: event.IDOf(id), AuthorID: 1, Body: "hello"}
 			if r.IntN(2) == 0 {
 				c.Key = fmt.Sprint(id)
 			}
@@ -180,7 +181,7 @@ func (l *crashLoad) write(ctx context.Context, t *testing.T, w int64) {
 			}
 		case 3:
 			var out []store.ThreadOutcome
-			out, err = s.SetThreads(bg, tenant, commentKind, []store.ThreadSettings{{Meta: meta(), Object: id, Title: "title"}})
+			out, err = s.SetThreads(bg, tenant, commentKind, []store.ThreadSettings{{Meta: meta(), Object: event.IDOf(id), Title: "title"}})
 			for _, o := range out {
 				ack(o.Changed && o.Err == nil, "thread %d 1", id)
 			}

@@ -36,8 +36,8 @@ var (
 // NewChild is a child to create.
 type NewChild struct {
 	Meta
-	Object     int64 // the object that the child belongs to
-	AuthorID   int64
+	Object     event.ID // the object that the child belongs to
+	AuthorID   event.ID
 	ReplyTo    string          // in a threaded kind: the UUID, in lower case, of the child of the same object that this one replies to
 	Body       string          // trimmed before it is stored
 	Attributes json.RawMessage // validated, and stored in one form (kinds.Child.Check)
@@ -159,10 +159,10 @@ func (k *childKind) entity(c NewChild) any {
 	return authorKey{c.AuthorID, c.Key}
 }
 
-type authorPlace struct{ author, object int64 }
+type authorPlace struct{ author, object event.ID }
 
 type authorKey struct {
-	author int64
+	author event.ID
 	key    string
 }
 
@@ -297,7 +297,7 @@ type surroundingsRow struct {
 // surroundings fills in the first moderation state and the parent's place. It returns the reason
 // for each item that must be refused.
 func (s childShape) surroundings(ctx context.Context, tx pgx.Tx, tenant int64, todo []creation, turn []int) (map[int]error, error) {
-	objects, parents := make([]int64, len(turn)), make([]*string, len(turn))
+	objects, parents := make([]event.ID, len(turn)), make([]*string, len(turn))
 	for n, i := range turn {
 		objects[n] = todo[i].in.Object
 		if todo[i].in.ReplyTo != "" {
@@ -322,7 +322,7 @@ func (s childShape) surroundings(ctx context.Context, tx pgx.Tx, tenant int64, t
 		case r.Locked:
 			refused[i] = ErrThreadLocked
 		case r.Shelved:
-			refused[i] = &shelvedError{objects: []int64{c.in.Object}}
+			refused[i] = &shelvedError{objects: []event.ID{c.in.Object}}
 		case c.in.ReplyTo == "":
 		case r.Path == nil:
 			refused[i] = ErrParentUnknown
@@ -381,7 +381,7 @@ func (s childShape) takeKeys(ctx context.Context, tx pgx.Tx, tenant int64, todo 
 	return fresh, known, nil
 }
 
-func keyArgs(todo []creation, items []int) (authors []int64, keys []string, hashes [][]byte, ids, moderation []string) {
+func keyArgs(todo []creation, items []int) (authors []event.ID, keys []string, hashes [][]byte, ids, moderation []string) {
 	for _, i := range items {
 		c := &todo[i]
 		authors, keys, hashes = append(authors, c.in.AuthorID), append(keys, c.in.Key), append(hashes, c.hash)
@@ -435,8 +435,8 @@ func (s childShape) replay(ctx context.Context, tx pgx.Tx, tenant int64, todo []
 		default:
 			out[i].Replayed = true
 			out[i].Child = event.Child{
-				ID: *r.ID, Parent: event.ID(c.in.Object), ReplyTo: c.in.ReplyTo, Slug: orEmpty(r.Slug), Path: orEmpty(r.Path),
-				AuthorID: event.ID(c.in.AuthorID), Body: c.body, Attributes: c.in.Attributes, AuthorState: event.AuthorActive,
+				ID: *r.ID, Parent: c.in.Object, ReplyTo: c.in.ReplyTo, Slug: orEmpty(r.Slug), Path: orEmpty(r.Path),
+				AuthorID: c.in.AuthorID, Body: c.body, Attributes: c.in.Attributes, AuthorState: event.AuthorActive,
 				ModerationState: r.ModerationState, Version: 1, CreatedAt: wireTime(*r.CreatedAt), UpdatedAt: wireTime(*r.CreatedAt),
 			}
 		}
@@ -523,7 +523,7 @@ func (s *Store) insert(ctx context.Context, tx pgx.Tx, tenant int64, k *childKin
 		if len(left) == 0 {
 			break
 		}
-		objects, authors := make([]int64, len(left)), make([]int64, len(left))
+		objects, authors := make([]event.ID, len(left)), make([]event.ID, len(left))
 		for n, i := range left {
 			objects[n], authors[n] = todo[i].in.Object, todo[i].in.AuthorID
 		}
@@ -539,7 +539,7 @@ func (s *Store) insert(ctx context.Context, tx pgx.Tx, tenant int64, k *childKin
 			first, ok := taken[authorPlace{todo[i].in.AuthorID, todo[i].in.Object}]
 			switch {
 			case slices.Contains(shelved, todo[i].in.Object):
-				out[i].Err = &shelvedError{objects: []int64{todo[i].in.Object}}
+				out[i].Err = &shelvedError{objects: []event.ID{todo[i].in.Object}}
 			case ok:
 				out[i].Err = &TakenError{Child: first}
 			}
@@ -550,7 +550,7 @@ func (s *Store) insert(ctx context.Context, tx pgx.Tx, tenant int64, k *childKin
 }
 
 // taken returns the children that hold these places.
-func (s childShape) taken(ctx context.Context, tx pgx.Tx, tenant int64, objects, authors []int64) (map[authorPlace]event.Child, error) {
+func (s childShape) taken(ctx context.Context, tx pgx.Tx, tenant int64, objects, authors []event.ID) (map[authorPlace]event.Child, error) {
 	if !s.OnePerAuthor {
 		return nil, nil
 	}
@@ -571,7 +571,7 @@ func (s *Store) tryInsert(ctx context.Context, tx pgx.Tx, tenant int64, k *child
 	out []ChildOutcome) ([]int, error) {
 	n := len(write)
 	var (
-		objects, authors        = make([]int64, n), make([]int64, n)
+		objects, authors        = make([]event.ID, n), make([]event.ID, n)
 		ids, bodies, moderation = make([]string, n), make([]string, n), make([]string, n)
 		index                   = make(map[string]int, n)
 	)

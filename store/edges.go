@@ -35,7 +35,7 @@ func (e *StaleEdgeError) Error() string {
 // EdgeWrite is one edge to put or to remove.
 type EdgeWrite struct {
 	Meta
-	From, To   int64
+	From, To   event.ID
 	Attributes json.RawMessage // for a put: all of them. nil keeps those of an ACTIVE edge; another edge gets the defaults
 	Merge      bool            // for a put: Attributes change those of an ACTIVE edge (RFC 7396); another edge is ErrNotFound
 	IfVersion  int64           // the version of the ACTIVE edge that the writer saw, or AnyVersion
@@ -52,7 +52,7 @@ type EdgeOutcome struct {
 	Err     error      // ErrSelf, ErrInvalid, *kinds.AttributeError, *StaleEdgeError or ErrNotFound: the write changed nothing
 }
 
-type pair struct{ from, to int64 }
+type pair struct{ from, to event.ID }
 
 func (w EdgeWrite) entity() any { return pair{w.From, w.To} }
 
@@ -123,8 +123,8 @@ func edgesOf(name, sql string) string {
 }
 
 type edgeRow struct {
-	From         int64
-	To           int64
+	From         event.ID
+	To           event.ID
 	Status       string
 	Version      int64
 	CreatedAt    time.Time
@@ -135,7 +135,7 @@ type edgeRow struct {
 
 func (r edgeRow) wire() event.Edge {
 	return event.Edge{
-		From: event.ID(r.From), To: event.ID(r.To), Status: r.Status, Version: r.Version,
+		From: r.From, To: r.To, Status: r.Status, Version: r.Version,
 		CreatedAt: wireTime(r.CreatedAt), PositionedAt: wireTime(r.PositionedAt), UpdatedAt: wireTime(r.UpdatedAt),
 		Attributes: event.CanonicalAttributes(r.Attributes),
 	}
@@ -405,8 +405,8 @@ func endsOf(tenant int64, writes []EdgeWrite, turn []int) (postgres.Args, map[pa
 	for _, i := range turn {
 		index[pair{writes[i].From, writes[i].To}] = i
 	}
-	return postgres.Args{"tenant": tenant, "froms": column(turn, func(i int) int64 { return writes[i].From }),
-		"tos": column(turn, func(i int) int64 { return writes[i].To })}, index
+	return postgres.Args{"tenant": tenant, "froms": column(turn, func(i int) event.ID { return writes[i].From }),
+		"tos": column(turn, func(i int) event.ID { return writes[i].To })}, index
 }
 
 // column returns the values of the items of a turn.
@@ -441,11 +441,11 @@ SELECT /* store.get_edges */ e.from_id, e.to_id, e.status, e.version, e.created_
 
 // GetEdge returns the edge, ACTIVE or REMOVED, or ErrNotFound if it never existed. It has no Actor,
 // which the truth does not keep.
-func (s *Store) GetEdge(ctx context.Context, tenant int64, k kinds.Edge, from, to int64) (event.Edge, error) {
+func (s *Store) GetEdge(ctx context.Context, tenant int64, k kinds.Edge, from, to event.ID) (event.Edge, error) {
 	var row edgeRow
 	err := s.read(ctx, tenant, func(tx pgx.Tx) error {
 		rows, _ := tx.Query(ctx, edgesOf(k.Name, getEdgesSQL),
-			pgx.StrictNamedArgs{"tenant": tenant, "froms": []int64{from}, "tos": []int64{to}})
+			pgx.StrictNamedArgs{"tenant": tenant, "froms": []event.ID{from}, "tos": []event.ID{to}})
 		var err error
 		row, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[edgeRow])
 		return notFound(err)

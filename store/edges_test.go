@@ -99,9 +99,9 @@ edges:
 			for i := range 5 {
 				var writes []store.EdgeWrite
 				for n := range 6 {
-					to := int64(100 + n)
+					to := event.ID(100 + n)
 					if w%2 == 1 {
-						to = int64(105 - n)
+						to = event.ID(105 - n)
 					}
 					writes = append(writes, store.EdgeWrite{Meta: meta(), From: 7, To: to,
 						Attributes: json.RawMessage(fmt.Sprintf(`{"seat":%d}`, w*10+i))})

@@ -6,11 +6,12 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/kinds"
 )
 
 // EdgeKey names an edge of a kind within its tenant. The zero key is before all others.
-type EdgeKey struct{ From, To int64 }
+type EdgeKey struct{ From, To event.ID }
 
 // EdgeOf is one edge of an object.
 type EdgeOf struct {
@@ -57,7 +58,7 @@ SELECT /* store.edges_to */ f.from_id, f.to_id, coalesce(e.version, 0), coalesce
 
 // edgesOf reads the kind's next edges that have the object at this end, from the key after. more is
 // false at the end.
-func (k *edgeKind) edgesOf(ctx context.Context, tx pgx.Tx, tenant, object int64, end kinds.End,
+func (k *edgeKind) edgesOf(ctx context.Context, tx pgx.Tx, tenant int64, object event.ID, end kinds.End,
 	after EdgeKey) (all []EdgeOf, next EdgeKey, more bool, err error) {
 	sql, args := edgesFromSQL, pgx.StrictNamedArgs{"tenant": tenant, "object": object, "to": after.To, "limit": MaxEdgesOf}
 	if end == kinds.To {
@@ -80,7 +81,7 @@ func (k *edgeKind) edgesOf(ctx context.Context, tx pgx.Tx, tenant, object int64,
 // EdgesOf calls fn with every edge of the kind that has the object at this end, ACTIVE or REMOVED,
 // in slices of at most MaxEdgesOf. It includes every edge that existed before the call. For edges
 // to an object it reads all the tenant's edges of the kind.
-func (s *Store) EdgesOf(ctx context.Context, tenant int64, k kinds.Edge, object int64, end kinds.End, fn func([]EdgeOf) error) error {
+func (s *Store) EdgesOf(ctx context.Context, tenant int64, k kinds.Edge, object event.ID, end kinds.End, fn func([]EdgeOf) error) error {
 	var after EdgeKey
 	for more := true; more; {
 		var all []EdgeOf
@@ -169,7 +170,7 @@ DELETE /* store.forget_edges */ FROM {edges} e USING held h
 // calls fence first.
 func (s *Store) ForgetEdges(ctx context.Context, tenant int64, k kinds.Edge, all []EdgeOf,
 	fence func(context.Context, pgx.Tx) error) (n int64, err error) {
-	froms, tos, versions := make([]int64, len(all)), make([]int64, len(all)), make([]int64, len(all))
+	froms, tos, versions := make([]event.ID, len(all)), make([]event.ID, len(all)), make([]int64, len(all))
 	for i, e := range all {
 		froms[i], tos[i], versions[i] = e.From, e.To, e.Version
 	}

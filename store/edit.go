@@ -364,7 +364,7 @@ func (s childShape) changeTurn(ctx context.Context, tx *unit, tenant int64, chan
 		case kind.has(c, changes[i]):
 			out[i].Child = c
 		default: // only a shelved thread hides the child from the statement
-			out[i].Err = &shelvedError{objects: []int64{row.Object}}
+			out[i].Err = &shelvedError{objects: []event.ID{row.Object}}
 		}
 	}
 	return nil

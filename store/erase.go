@@ -20,7 +20,7 @@ func (s childShape) tables() []string { return []string{s.Shelf(), s.Table()} }
 // AuthorChild is one child of an author, in any state.
 type AuthorChild struct {
 	ID     string
-	Object int64
+	Object event.ID
 	Erased bool // the content of the row is erased
 }
 
@@ -43,7 +43,7 @@ SELECT /* store.author_children */ child_id::text, object_id, erased, author_id 
 // AuthorChildren calls fn with every child of the kind by the author, in slices, in the order in
 // which EraseChildren must get them. It may or may not include children that are created meanwhile.
 // It reads all the tenant's children of the kind.
-func (s *Store) AuthorChildren(ctx context.Context, tenant int64, k kinds.Child, author int64, fn func([]AuthorChild) error) error {
+func (s *Store) AuthorChildren(ctx context.Context, tenant int64, k kinds.Child, author event.ID, fn func([]AuthorChild) error) error {
 	for _, table := range shapeOf(k).tables() {
 		after := "00000000-0000-0000-0000-000000000000"
 		for more := true; more; {
@@ -153,7 +153,8 @@ SELECT /* store.author_keys */ idempotency_key, child_id::text
 
 // AuthorKeys calls fn with the author's idempotency keys that still have the hash of their request.
 // byKey maps each key to the id of the child that it made.
-func (s *Store) AuthorKeys(ctx context.Context, tenant int64, k kinds.Child, author int64, fn func(byKey map[string]string) error) error {
+func (s *Store) AuthorKeys(ctx context.Context, tenant int64, k kinds.Child, author event.ID,
+	fn func(byKey map[string]string) error) error {
 	const page = 1000
 	after := ""
 	for {
@@ -192,7 +193,7 @@ UPDATE /* store.blank_keys */ child_keys SET request_hash = ''
 
 // BlankKeys erases the request's hash from the author's keys. The keys remain, so a repeated create
 // makes no child and gets ErrKeyReused. The transaction calls fence first.
-func (s *Store) BlankKeys(ctx context.Context, tenant int64, k kinds.Child, author int64, keys []string,
+func (s *Store) BlankKeys(ctx context.Context, tenant int64, k kinds.Child, author event.ID, keys []string,
 	fence func(context.Context, pgx.Tx) error) (n int64, err error) {
 	err = s.write(ctx, tenant, place{}, func(tx *unit) error {
 		if err := fence(ctx, tx.Tx); err != nil {

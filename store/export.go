@@ -45,7 +45,7 @@ type Export struct {
 // ExportPlace is the end of a page in an export's order: an id and the rest of the key. The zero
 // value precedes everything.
 type ExportPlace struct {
-	ID   int64
+	ID   event.ID
 	Rest string
 }
 
@@ -138,7 +138,7 @@ func (s *Store) ExportEdges(ctx context.Context, tenant int64, k kinds.Edge, e E
 	return exportPage(ctx, s, tenant, e, edgesOf(k.Name, exportEdgesSQL), pgx.StrictNamedArgs{"from": after.ID, "to": to, "limit": limit},
 		func(r *edgeRow) (Exported, error) {
 			ev, err := EdgeEvent(k, &State[event.Edge]{tenant, r.wire()})
-			return Exported{ExportPlace{r.From, strconv.FormatInt(r.To, 10)}, ev}, err
+			return Exported{ExportPlace{r.From, r.To.String()}, ev}, err
 		})
 }
 
@@ -237,7 +237,7 @@ func (s *Store) ExportSettings(ctx context.Context, tenant int64, e Export, afte
 		func(r *exportedSettings) (Exported, error) {
 			state := settingsOf(tenant, r.Object)
 			ev, err := SettingsEvent(&state)
-			return Exported{ExportPlace{int64(r.Object.PostID), r.Kind}, ev}, err
+			return Exported{ExportPlace{r.Object.PostID, r.Kind}, ev}, err
 		})
 }
 
@@ -255,5 +255,5 @@ func ParsePlace(text string) (p ExportPlace, err error) {
 	if err != nil || n < 0 || strconv.FormatInt(n, 10) != id {
 		return p, fmt.Errorf("%w: place %.80q", ErrInvalid, text)
 	}
-	return ExportPlace{n, rest}, nil
+	return ExportPlace{event.ID(n), rest}, nil
 }

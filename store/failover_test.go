@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/store"
 )
@@ -29,7 +30,7 @@ func deeds(edited, deleted string) (all []deed) {
 		}
 		return err
 	}
-	edges := func(what string, remove bool, tenant int64, from ...int64) {
+	edges := func(what string, remove bool, tenant int64, from ...event.ID) {
 		var writes []store.EdgeWrite
 		for _, from := range from {
 			writes = append(writes, store.EdgeWrite{Meta: meta(), From: from, To: 2})
@@ -60,7 +61,7 @@ func deeds(edited, deleted string) (all []deed) {
 			fmt.Sprintf(`SELECT count(*) FROM outbox_messages WHERE aggregate_type = 'comment' AND aggregate_id = %d
 				AND payload ->> 'version' = '%d'`, object, version)})
 	}
-	create := func(object int64) func(ctx context.Context, f fixture) error {
+	create := func(object event.ID) func(ctx context.Context, f fixture) error {
 		return func(ctx context.Context, f fixture) error {
 			return first(f.CreateChildren(ctx, tenant, commentKind,
 				[]store.NewChild{{Meta: meta(), Object: object, AuthorID: object, Body: "hello", Key: "key"}}))

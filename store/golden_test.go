@@ -116,7 +116,7 @@ func TestEveryShapeOfThreadSettingsEverStoredIsReadAndGoesOn(t *testing.T) {
 		if want == nil {
 			t.Fatalf("the test has no content for %s", file)
 		}
-		post := int64(want[0].Object.PostID)
+		post := want[0].Object.PostID
 		got, err := s.ThreadVersions(t.Context(), tenant, commentKind, post, math.MaxInt64, 10)
 		if diff := cmp.Diff(want, got); diff != "" || err != nil {
 			t.Errorf("%s: versions (-want +got): %v\n%s", file, err, diff)

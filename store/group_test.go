@@ -73,7 +73,7 @@ func TestAnAnswerLostAtCommitIsFoundOut(t *testing.T) {
 			var wg sync.WaitGroup
 			for i := range int64(n) {
 				wg.Go(func() {
-					if out := f.follow(t, 100+i, 2); !out.Changed || out.Edge.Version != 1 {
+					if out := f.follow(t, event.IDOf(100+i), 2); !out.Changed || out.Edge.Version != 1 {
 						t.Errorf("follow %d: %+v", i, out)
 					}
 				})
@@ -155,8 +155,8 @@ func TestLockedEntitiesHoldBackTheirOwnWritersAlone(t *testing.T) {
 	db := testkit.Postgres(t)
 	f := fixture{through(t, db, 4, func(c net.Conn) net.Conn { return c }), db.Pool(t, postgres.RoleSystem)}
 	for i := range int64(locked) {
-		f.follow(t, 1+i, 100)
-		f.unfollow(t, 1+i, 100)
+		f.follow(t, event.IDOf(1+i), 100)
+		f.unfollow(t, event.IDOf(1+i), 100)
 	}
 	lock, err := f.system.Begin(t.Context())
 	if err != nil {
@@ -170,13 +170,13 @@ func TestLockedEntitiesHoldBackTheirOwnWritersAlone(t *testing.T) {
 	var changed atomic.Int64
 	for i := range int64(40) {
 		blocked.Go(func() {
-			if f.follow(t, 1+i%early, 100).Changed {
+			if f.follow(t, event.IDOf(1+i%early), 100).Changed {
 				changed.Add(1)
 			}
 		})
 		for j := range int64(5) {
 			free.Go(func() {
-				if out := f.follow(t, 1000+5*i+j, 2); !out.Changed {
+				if out := f.follow(t, event.IDOf(1000+5*i+j), 2); !out.Changed {
 					t.Errorf("%+v", out)
 				}
 			})
@@ -191,7 +191,7 @@ func TestLockedEntitiesHoldBackTheirOwnWritersAlone(t *testing.T) {
 		for i := range took {
 			free.Go(func() {
 				began := time.Now()
-				f.follow(t, 2000+next.Add(1), 2)
+				f.follow(t, event.IDOf(2000+next.Add(1)), 2)
 				took[i] = time.Since(began)
 			})
 		}
@@ -203,7 +203,7 @@ func TestLockedEntitiesHoldBackTheirOwnWritersAlone(t *testing.T) {
 		alone = append(alone, round())
 		groups := f.Stats().Groups
 		blocked.Go(func() {
-			if f.follow(t, 1+early+i, 100).Changed {
+			if f.follow(t, event.IDOf(1+early+i), 100).Changed {
 				changed.Add(1)
 			}
 		})
@@ -234,7 +234,7 @@ func TestAWriteThatTheDatabaseRefusesFailsAlone(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range int64(n) {
 		wg.Go(func() {
-			w := store.EdgeWrite{Meta: meta(), From: 10 + i, To: 2}
+			w := store.EdgeWrite{Meta: meta(), From: event.IDOf(10 + i), To: 2}
 			poison := i%20 == 7
 			if poison {
 				w.TraceParent = "\x00" // invalid as PostgreSQL text
@@ -289,7 +289,7 @@ func TestRandomWritersOfTheSameEntitiesAgreeWithTheEvents(t *testing.T) {
 				var pairs []store.EdgeWrite
 				var edits []store.ChildEdit
 				for range n {
-					pairs = append(pairs, store.EdgeWrite{Meta: meta(), From: 1 + r.Int64N(5), To: 100})
+					pairs = append(pairs, store.EdgeWrite{Meta: meta(), From: event.IDOf(1 + r.Int64N(5)), To: 100})
 					edits = append(edits, store.ChildEdit{Meta: meta(), ID: comments[r.IntN(len(comments))].ID,
 						Body: new(fmt.Sprint(worker, i, r.IntN(2)))})
 				}
@@ -377,7 +377,7 @@ func TestWritesOfManyTenantsShareATransaction(t *testing.T) {
 	system := db.Pool(t, postgres.RoleSystem)
 	s := store.New(pool, nil)
 	meta := store.Meta{Actor: "tester"}
-	follow := func(tenant, follower int64) store.EdgeOutcome {
+	follow := func(tenant int64, follower event.ID) store.EdgeOutcome {
 		out, err := s.PutEdges(t.Context(), tenant, follows, []store.EdgeWrite{{Meta: meta, From: follower, To: 1_000_000}})
 		if err != nil {
 			t.Errorf("tenant %d: %v", tenant, err)
@@ -405,14 +405,14 @@ func TestWritesOfManyTenantsShareATransaction(t *testing.T) {
 				group = &locked
 			}
 			group.Go(func() {
-				out := follow(tenant, 1+n)
+				out := follow(tenant, event.IDOf(1+n))
 				if want := int64(1); !out.Changed || tenant != 7 && out.Edge.Version != want {
 					t.Errorf("tenant %d, follower %d: %+v", tenant, 1+n, out)
 				}
 			})
 			wg.Go(func() {
 				out, err := s.CreateChildren(t.Context(), tenant, commentKind,
-					[]store.NewChild{{Meta: meta, Object: 5, AuthorID: 1 + n, Body: fmt.Sprint(tenant), Key: fmt.Sprint(n)}})
+					[]store.NewChild{{Meta: meta, Object: 5, AuthorID: event.IDOf(1 + n), Body: fmt.Sprint(tenant), Key: fmt.Sprint(n)}})
 				if err != nil || out[0].Err != nil || !out[0].Changed {
 					t.Errorf("tenant %d, comment %d: %+v %v", tenant, n, out, err)
 				}

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/internal/versioned"
 	"github.com/tidings/tidings/kinds"
@@ -143,7 +144,7 @@ SELECT $1, (ARRAY['comment', 'review'])[n % 2 + 1], n % 100 + 1, 'old-' || n,
 					return
 				default:
 				}
-				in := store.NewChild{Meta: meta(), Object: 2, AuthorID: author + 1, Body: fmt.Sprint("body ", n),
+				in := store.NewChild{Meta: meta(), Object: 2, AuthorID: event.IDOf(author + 1), Body: fmt.Sprint("body ", n),
 					Key: fmt.Sprint("new-", n)}
 				var made [2]store.ChildOutcome
 				for i := range made {

@@ -284,7 +284,7 @@ func TestThreadsOfEveryKindAreShelvedAndComeBack(t *testing.T) {
 		system := f.db.Pool(t, postgres.RoleSystem)
 		var ids []string
 		for author := range int64(7) {
-			ids = append(ids, f.must(f.create(NewChild{Object: 5, AuthorID: author + 1, Body: "text"})).ID)
+			ids = append(ids, f.must(f.create(NewChild{Object: 5, AuthorID: event.IDOf(author + 1), Body: "text"})).ID)
 		}
 		before, err := f.GetChild(ctx, 1, f.k, ids[3])
 		if err != nil {
@@ -417,7 +417,7 @@ func TestMergesOfAttributesLoseNone(t *testing.T) {
 	const children, rounds = 10, 20
 	var ids []string
 	for author := range children {
-		out, err := s.CreateChildren(t.Context(), 1, k, []NewChild{{Meta: tester, Object: 5, AuthorID: int64(author + 1), Body: "x",
+		out, err := s.CreateChildren(t.Context(), 1, k, []NewChild{{Meta: tester, Object: 5, AuthorID: event.ID(author + 1), Body: "x",
 			Attributes: json.RawMessage(`{"score":0}`)}})
 		if err != nil || out[0].Err != nil {
 			t.Fatal(out, err)

@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/kinds"
@@ -57,7 +58,7 @@ func ends(t *testing.T, done <-chan []store.EdgeOutcome) (out []store.EdgeOutcom
 func TestABatchOfRemovalsDoesNotWaitForAnEdgeThatItsFirstItemDidNotFind(t *testing.T) {
 	db := testkit.Postgres(t)
 	f := on(t, db)
-	edge := func(from int64) store.EdgeWrite { return store.EdgeWrite{Meta: meta(), From: from, To: 100} }
+	edge := func(from event.ID) store.EdgeWrite { return store.EdgeWrite{Meta: meta(), From: from, To: 100} }
 	f.follow(t, 5, 100)
 	first := f.begin(t, `SELECT FROM edges_follow WHERE from_id = 5 FOR UPDATE`)
 	done := make(chan []store.EdgeOutcome, 1)
@@ -90,7 +91,7 @@ func TestABatchHoldsNoEdgeWhileItWaitsToCreateALowerOne(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			db := testkit.Postgres(t)
 			f := on(t, db)
-			put := func(froms ...int64) []store.EdgeOutcome {
+			put := func(froms ...event.ID) []store.EdgeOutcome {
 				var writes []store.EdgeWrite
 				for _, from := range froms {
 					writes = append(writes, store.EdgeWrite{Meta: meta(), From: from, To: 100,

@@ -352,7 +352,7 @@ func TestRoundTripsOfSingleWrites(t *testing.T) {
 			write func() error
 		}{
 			{"follow: begin, write, ask for the transaction's id, append and commit", 4, func() error {
-				_, err := s.PutEdges(t.Context(), tenant, follows, []store.EdgeWrite{{Meta: meta(), From: 1 + round, To: 9}})
+				_, err := s.PutEdges(t.Context(), tenant, follows, []store.EdgeWrite{{Meta: meta(), From: event.IDOf(1 + round), To: 9}})
 				return err
 			}},
 			{"create: begin, look, take the key, write, ask, append and commit", 6, func() error {
@@ -451,7 +451,7 @@ func TestAnySeriesOfWritesEqualsTheModel(t *testing.T) {
 		ctx := context.Background()
 		r.Repeat(map[string]func(*rapid.T){
 			"create": func(r *rapid.T) {
-				in := store.NewChild{Meta: meta(), Object: post, AuthorID: 1, Body: "a"}
+				in := store.NewChild{Meta: meta(), Object: event.IDOf(post), AuthorID: 1, Body: "a"}
 				var want error
 				if n := len(comments); n > 0 && rapid.Bool().Draw(r, "reply") {
 					p := comments[rapid.IntRange(0, n-1).Draw(r, "parent")]
@@ -528,7 +528,7 @@ func TestAnySeriesOfWritesEqualsTheModel(t *testing.T) {
 				}
 			},
 			"set": func(r *rapid.T) {
-				next := store.ThreadSettings{Meta: meta(), Object: post, Locked: rapid.IntRange(0, 3).Draw(r, "lock") == 0,
+				next := store.ThreadSettings{Meta: meta(), Object: event.IDOf(post), Locked: rapid.IntRange(0, 3).Draw(r, "lock") == 0,
 					Premoderated: rapid.Bool().Draw(r, "premoderate")}
 				changed := next.Locked != thread.Locked || next.Premoderated != thread.Premoderated
 				next.IfVersion = version(threadVersion)

@@ -146,14 +146,14 @@ func (r *redoing) edges(ctx context.Context, tenant int64, k kinds.Edge, events 
 			return err
 		}
 	}
-	for _, round := range rounds(len(all), func(i int) (pair, any, bool) { return pair{int64(all[i].From), int64(all[i].To)}, nil, true }) {
+	for _, round := range rounds(len(all), func(i int) (pair, any, bool) { return pair{all[i].From, all[i].To}, nil, true }) {
 		n := len(round)
-		froms, tos, versions, wanted := make([]int64, n), make([]int64, n), make([]int64, n), make(map[pair]int64, n)
+		froms, tos, versions, wanted := make([]event.ID, n), make([]event.ID, n), make([]int64, n), make(map[pair]int64, n)
 		statuses, attributes := make([]string, n), make([]*string, n)
 		created, positioned, updated := make([]time.Time, n), make([]time.Time, n), make([]time.Time, n)
 		for m, i := range round {
 			e := all[i]
-			froms[m], tos[m], statuses[m], versions[m], attributes[m] = int64(e.From), int64(e.To), e.Status, e.Version, text(e.Attributes)
+			froms[m], tos[m], statuses[m], versions[m], attributes[m] = e.From, e.To, e.Status, e.Version, text(e.Attributes)
 			created[m], positioned[m], updated[m] = e.CreatedAt.Time, e.PositionedAt.Time, e.UpdatedAt.Time
 			wanted[pair{froms[m], tos[m]}] = e.Version
 		}
@@ -165,7 +165,7 @@ func (r *redoing) edges(ctx context.Context, tenant int64, k kinds.Edge, events 
 				"created_ats": created, "positioned_ats": positioned, "updated_ats": updated, "attributes": attributes})
 		if _, err := pgx.ForEachRow(rows, []any{&p.from, &p.to, &version}, func() error {
 			if version != wanted[p] {
-				later = append(later, event.Ref{Type: k.Name, From: event.ID(p.from), To: event.ID(p.to)})
+				later = append(later, event.Ref{Type: k.Name, From: p.from, To: p.to})
 			}
 			return nil
 		}); err != nil {
@@ -207,13 +207,13 @@ RETURNING c.child_id::text, c.version`
 
 func (r *redoing) children(ctx context.Context, tenant int64, k kinds.Child, events []event.Event) error {
 	shape := shapeOf(k)
-	all, objects := make([]event.Child, len(events)), make([]int64, len(events))
+	all, objects := make([]event.Child, len(events)), make([]event.ID, len(events))
 	for i := range events {
 		var err error
 		if all[i], err = events[i].DecodeChild(k.Names()); err != nil {
 			return err
 		}
-		objects[i] = int64(all[i].Parent)
+		objects[i] = all[i].Parent
 	}
 	shelved, err := shape.shelved(ctx, r.tx, tenant, objects)
 	if err != nil {
@@ -224,7 +224,7 @@ func (r *redoing) children(ctx context.Context, tenant int64, k kinds.Child, eve
 	}
 	for _, round := range rounds(len(all), func(i int) (any, any, bool) {
 		if shape.OnePerAuthor { // an event may free the place that a later one takes
-			return authorPlace{int64(all[i].AuthorID), int64(all[i].Parent)}, nil, true
+			return authorPlace{all[i].AuthorID, all[i].Parent}, nil, true
 		}
 		return all[i].ID, nil, true
 	}) {
@@ -260,9 +260,9 @@ func (r *redoing) children(ctx context.Context, tenant int64, k kinds.Child, eve
 // displace makes those children DELETED whose author has another child in their place now, and
 // returns them. The places of some are distinct.
 func (r *redoing) displace(ctx context.Context, tenant int64, shape childShape, some []event.Child) (displaced []event.Child, err error) {
-	objects, authors := make([]int64, len(some)), make([]int64, len(some))
+	objects, authors := make([]event.ID, len(some)), make([]event.ID, len(some))
 	for i, c := range some {
-		objects[i], authors[i] = int64(c.Parent), int64(c.AuthorID)
+		objects[i], authors[i] = c.Parent, c.AuthorID
 	}
 	taken, err := shape.taken(ctx, r.tx, tenant, objects, authors)
 	if err != nil || len(taken) == 0 {
@@ -289,12 +289,12 @@ func (r *redoing) someChildren(ctx context.Context, tenant int64, shape childSha
 	ids, slugs, paths, bodies := make([]string, n), make([]string, n), make([]string, n), make([]string, n)
 	authorStates, moderation := make([]string, n), make([]string, n)
 	replyTos, attributes := make([]*string, n), make([]*string, n)
-	objects, authors, versions, wanted := make([]int64, n), make([]int64, n), make([]int64, n), make(map[string]int64, n)
+	objects, authors, versions, wanted := make([]event.ID, n), make([]event.ID, n), make([]int64, n), make(map[string]int64, n)
 	created, updated := make([]time.Time, n), make([]time.Time, n)
 	for i, c := range some {
 		ids[i], slugs[i], paths[i], bodies[i] = c.ID, c.Slug, c.Path, c.Body
 		authorStates[i], moderation[i] = c.AuthorState, c.ModerationState
-		objects[i], authors[i], versions[i], attributes[i] = int64(c.Parent), int64(c.AuthorID), c.Version, text(c.Attributes)
+		objects[i], authors[i], versions[i], attributes[i] = c.Parent, c.AuthorID, c.Version, text(c.Attributes)
 		created[i], updated[i] = c.CreatedAt.Time, c.UpdatedAt.Time
 		if c.ReplyTo != "" {
 			replyTos[i] = &c.ReplyTo
@@ -325,11 +325,11 @@ func (r *redoing) settings(ctx context.Context, tenant int64, events []event.Eve
 		if err := events[i].DecodePayload(&next); err != nil {
 			return err
 		}
-		lock := []versioned.Change[event.Thread]{{TenantID: tenant, Object: newThread(next.Of(), int64(next.PostID)), By: next.Actor}}
+		lock := []versioned.Change[event.Thread]{{TenantID: tenant, Object: newThread(next.Of(), next.PostID), By: next.Actor}}
 		if err := r.threads.Lock(ctx, r.tx, lock); err != nil {
 			return err
 		}
-		_, now, err := getThreads(ctx, r.tx, tenant, next.Of(), []int64{int64(next.PostID)})
+		_, now, err := getThreads(ctx, r.tx, tenant, next.Of(), []event.ID{next.PostID})
 		if err != nil {
 			return err
 		}
@@ -340,7 +340,7 @@ func (r *redoing) settings(ctx context.Context, tenant int64, events []event.Eve
 			if err != nil {
 				return fmt.Errorf("encode thread %d: %w", next.PostID, err)
 			}
-			r.added = append(r.added, event.Event{TenantID: tenant, AggregateType: event.AggregateThread, AggregateID: int64(next.PostID),
+			r.added = append(r.added, event.Event{TenantID: tenant, AggregateType: event.AggregateThread, AggregateID: next.PostID,
 				Type: event.Updated, Payload: payload})
 		}
 		change := versioned.Change[event.Thread]{TenantID: tenant, Object: next, By: cmp.Or(next.Actor, r.actor), At: next.UpdatedAt.Time}

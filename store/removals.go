@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/work"
 	"github.com/tidings/tidings/kinds"
 )
@@ -34,7 +35,7 @@ func (d Direction) Has(end kinds.End) bool { return d == DirectionBoth || string
 type RemovalRequest struct {
 	Meta
 	Object    string   // type of the object in the kinds, for example user
-	ID        int64    // id of the object
+	ID        event.ID // id of the object
 	Kinds     []string // of edges, sorted; the object is an end of each
 	Direction Direction
 	Reason    string // stored with the removal
@@ -56,7 +57,7 @@ func RemovalKinds(set *kinds.Set, object string, d Direction, names []string) (c
 type Removal struct {
 	ID          string // a UUID
 	Object      string
-	ObjectID    int64
+	ObjectID    event.ID
 	Kinds       []string
 	Direction   Direction
 	Actor       string

@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/kinds"
@@ -29,7 +30,7 @@ func newRemover(t *testing.T, pool *pgxpool.Pool) *Remover {
 	return r
 }
 
-func userRemoval(id int64) RemovalRequest {
+func userRemoval(id event.ID) RemovalRequest {
 	return RemovalRequest{Meta: Meta{Actor: "officer"}, Object: "user", ID: id, Kinds: []string{"follow"}, Direction: DirectionBoth}
 }
 
@@ -130,7 +131,7 @@ func TestRemoversShareTheWork(t *testing.T) {
 	ids := map[string]int64{}
 	for tenant := int64(1); tenant <= 3; tenant++ {
 		for user := int64(7); user <= 8; user++ {
-			m, err := s.RequestRemoval(ctx, tenant, userRemoval(user))
+			m, err := s.RequestRemoval(ctx, tenant, userRemoval(event.IDOf(user)))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -251,7 +252,8 @@ func TestEdgesOf(t *testing.T) {
 			t.Errorf("%d edges %s it, want %d", len(all), end, want)
 		}
 		for _, e := range all {
-			if end == kinds.To && (e.To != 7 || e.Version != e.From || e.Active != (e.From%2 == 0)) || end == kinds.From && e.From != 7 {
+			if end == kinds.To && (e.To != 7 || event.IDOf(e.Version) != e.From || e.Active != (e.From%2 == 0)) ||
+				end == kinds.From && e.From != 7 {
 				t.Fatalf("%s: %+v", end, e)
 			}
 		}

@@ -27,7 +27,7 @@ func (f fixture) retain(t *testing.T, after time.Duration) (done [3]int64) {
 
 func TestRetentionChangesNothingThatHoldsForAThread(t *testing.T) {
 	f := open(t)
-	set := func(post int64, version *int64, locked bool) store.ThreadOutcome {
+	set := func(post event.ID, version *int64, locked bool) store.ThreadOutcome {
 		t.Helper()
 		out, err := f.SetThreads(t.Context(), tenant, commentKind,
 			[]store.ThreadSettings{{Meta: meta(), Object: post, IfVersion: version, Locked: locked}})
@@ -36,7 +36,7 @@ func TestRetentionChangesNothingThatHoldsForAThread(t *testing.T) {
 		}
 		return out[0]
 	}
-	inForce := func(post int64) event.Thread {
+	inForce := func(post event.ID) event.Thread {
 		t.Helper()
 		got, err := f.GetThread(t.Context(), tenant, commentKind, post)
 		if err != nil {
@@ -121,7 +121,8 @@ func TestAThreadThatIsSetWhileRetentionTakesItIsSet(t *testing.T) {
 	}()
 	for p := range int64(60) {
 		for _, title := range []string{"a", "b"} {
-			out, err := f.SetThreads(t.Context(), tenant, commentKind, []store.ThreadSettings{{Meta: meta(), Object: p + 1, Title: title}})
+			out, err := f.SetThreads(t.Context(), tenant, commentKind, []store.ThreadSettings{{Meta: meta(),
+				Object: event.IDOf(p + 1), Title: title}})
 			if err != nil || !out[0].Changed {
 				t.Fatalf("post %d: %+v, %v", p+1, out, err)
 			}
@@ -132,7 +133,7 @@ func TestAThreadThatIsSetWhileRetentionTakesItIsSet(t *testing.T) {
 		t.Fatal(err)
 	}
 	for p := range int64(60) {
-		if got, err := f.GetThread(t.Context(), tenant, commentKind, p+1); err != nil || got.Title != "b" || got.Version != 3 {
+		if got, err := f.GetThread(t.Context(), tenant, commentKind, event.IDOf(p+1)); err != nil || got.Title != "b" || got.Version != 3 {
 			t.Errorf("post %d: %+v, %v", p+1, got, err)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 )
 
@@ -19,7 +20,7 @@ var ErrThreadReturning = errors.New("store: the thread is returning from the she
 
 // shelvedError lists the objects whose threads must return before a write. As an item's error it
 // holds back that item; as a transaction's error, the transaction wrote nothing.
-type shelvedError struct{ objects []int64 }
+type shelvedError struct{ objects []event.ID }
 
 func (e *shelvedError) Error() string {
 	return fmt.Sprintf("store: the threads of objects %v are shelved", e.objects)
@@ -102,7 +103,7 @@ func withReturns[W any](ctx context.Context, s *Store, tenant int64, k *childKin
 
 // shelvedOf returns the objects whose threads must return, nil for none, and the affected items,
 // nil for all.
-func shelvedOf(out []ChildOutcome, err error) (objects []int64, items []int) {
+func shelvedOf(out []ChildOutcome, err error) (objects []event.ID, items []int) {
 	var shelved *shelvedError
 	if errors.As(err, &shelved) {
 		return shelved.objects, nil
@@ -127,7 +128,7 @@ func inOrder(turns [][]int, out []ChildOutcome) error {
 
 // bringBack brings back the shelved threads of the objects. It returns ErrThreadReturning if that
 // takes until deadline.
-func (s *Store) bringBack(ctx context.Context, tenant int64, k *childKind, objects []int64, deadline time.Time) error {
+func (s *Store) bringBack(ctx context.Context, tenant int64, k *childKind, objects []event.ID, deadline time.Time) error {
 	slices.Sort(objects)
 	for _, object := range slices.Compact(objects) {
 		for back := false; !back; {
@@ -160,7 +161,7 @@ func (s *Store) bringBack(ctx context.Context, tenant int64, k *childKind, objec
 	return nil
 }
 
-func (s *Store) returnSome(ctx context.Context, tenant int64, k *childKind, object int64) (back bool, err error) {
+func (s *Store) returnSome(ctx context.Context, tenant int64, k *childKind, object event.ID) (back bool, err error) {
 	var ended bool
 	err = postgres.InTenant(ctx, s.pool, tenant, pgx.TxOptions{}, func(tx pgx.Tx) (err error) {
 		if _, err = tx.Exec(ctx, fmt.Sprintf("SET LOCAL lock_timeout = %d", returnLockTimeout.Milliseconds())); err != nil {
@@ -213,7 +214,7 @@ UPDATE /* store.return_state */ archived_threads
 // returnChunk brings back up to limit children of a thread. It returns their number, and whether
 // the thread is back. A thread without a stub is back, with n = -1. The transaction sees the
 // tenant's rows.
-func (s childShape) returnChunk(ctx context.Context, tx pgx.Tx, tenant, object int64, by string,
+func (s childShape) returnChunk(ctx context.Context, tx pgx.Tx, tenant int64, object event.ID, by string,
 	limit int) (n int64, back bool, err error) {
 	var archive int64
 	args := pgx.StrictNamedArgs{"tenant": tenant, "object": object}
@@ -244,9 +245,9 @@ const shelvedSQL = `
 SELECT /* store.archived */ object_id FROM archived_threads
  WHERE tenant_id = @tenant::bigint AND kind = '{{.Kind}}' AND object_id = ANY(@object_ids::bigint[]) AND state <> 'RETURNED'`
 
-func (s childShape) shelved(ctx context.Context, tx pgx.Tx, tenant int64, objects []int64) ([]int64, error) {
+func (s childShape) shelved(ctx context.Context, tx pgx.Tx, tenant int64, objects []event.ID) ([]event.ID, error) {
 	rows, _ := tx.Query(ctx, s.sql(shelvedSQL), pgx.StrictNamedArgs{"tenant": tenant, "object_ids": objects})
-	shelved, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	shelved, err := pgx.CollectRows(rows, pgx.RowTo[event.ID])
 	if err != nil {
 		return nil, fmt.Errorf("read the stubs of %d threads: %w", len(objects), err)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/work"
 	"github.com/tidings/tidings/kinds"
@@ -98,12 +99,17 @@ const (
 	quietRows = 5000
 )
 
-type thread struct{ tenant, object int64 }
+type thread struct {
+	tenant int64
+	object event.ID
+}
 
 type stub struct {
-	TenantID, ObjectID, ArchiveID int64
-	State                         string
-	Moved                         int64 // children
+	TenantID  int64
+	ObjectID  event.ID
+	ArchiveID int64
+	State     string
+	Moved     int64 // children
 }
 
 // Run works through the kinds. For each one it first completes the work of an interrupted run. Then
@@ -384,7 +390,7 @@ INSERT /* store.archive_walk */ INTO child_archive_walk AS w (kind, after_tenant
 
 func (a *Shelver) mark(ctx context.Context, lease Lease, k childShape, shelving int64, threads []thread,
 	at thread) (stubs []stub, err error) {
-	tenants, objects := make([]int64, len(threads)), make([]int64, len(threads))
+	tenants, objects := make([]int64, len(threads)), make([]event.ID, len(threads))
 	for n, t := range threads {
 		tenants[n], objects[n] = t.tenant, t.object
 	}

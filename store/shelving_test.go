@@ -87,10 +87,10 @@ func (a shelved) run() map[string]int64 {
 }
 
 // thread makes n comments of a post. Each replies to the one before, except every fourth.
-func (a shelved) thread(tenant, post int64, n int) (ids []string) {
+func (a shelved) thread(tenant int64, post event.ID, n int) (ids []string) {
 	a.t.Helper()
 	for i := range n {
-		c := NewChild{Meta: Meta{Actor: "tester"}, Object: post, AuthorID: int64(i%3 + 1), Body: fmt.Sprint("comment ", i),
+		c := NewChild{Meta: Meta{Actor: "tester"}, Object: post, AuthorID: event.ID(i%3 + 1), Body: fmt.Sprint("comment ", i),
 			Key: fmt.Sprint(post, "/", i)}
 		if i%4 > 0 {
 			c.ReplyTo = ids[i-1]
@@ -142,7 +142,7 @@ func TestACheckOfShelvedThreadsReadsPagesAndFindsEveryFlaw(t *testing.T) {
 	a := openShelved(t)
 	ctx := t.Context()
 	for post := range int64(6) {
-		a.thread(1+post%2, 10+post, 3)
+		a.thread(1+post%2, event.IDOf(10+post), 3)
 	}
 	a.run()
 	owner := a.db.Pool(t, postgres.RoleOwner)
@@ -588,7 +588,7 @@ func TestAGiantThreadTakesNoLongerThanARunHas(t *testing.T) {
 	a := openShelved(t)
 	ids := a.thread(1, 1, 20)
 	for post := int64(2); post <= 3; post++ {
-		a.thread(1, post, 2)
+		a.thread(1, event.IDOf(post), 2)
 	}
 	a.shelver.after, a.shelver.quietRows = time.Hour, 3
 	exec := func(sql string, args ...any) {
@@ -769,11 +769,12 @@ func TestWritersSeeNoShelf(t *testing.T) {
 						switch {
 						case kind < 2 || c.ID == "":
 							out, err = a.CreateChildren(ctx, tenant, commentKind,
-								[]NewChild{{Meta: m, Object: 1 + int64(len(key))%posts, AuthorID: 1, Body: "keyed " + key, Key: key}})
+								[]NewChild{{Meta: m, Object: event.IDOf(1 + int64(len(key))%posts), AuthorID: 1,
+									Body: "keyed " + key, Key: key}})
 						case kind < 6:
 							out, err = a.CreateChildren(ctx, tenant, commentKind,
-								[]NewChild{{Meta: m, Object: int64(c.Parent), ReplyTo: c.ID, AuthorID: 2, Body: "reply"},
-									{Meta: m, Object: 1 + rng.Int64N(posts), AuthorID: 2, Body: "beside"}})
+								[]NewChild{{Meta: m, Object: c.Parent, ReplyTo: c.ID, AuthorID: 2, Body: "reply"},
+									{Meta: m, Object: event.IDOf(1 + rng.Int64N(posts)), AuthorID: 2, Body: "beside"}})
 						case kind < 8:
 							out, err = a.EditChildren(ctx, tenant, commentKind,
 								[]ChildEdit{{Meta: m, ID: c.ID, IfVersion: version, Body: new(fmt.Sprint(n, "/", i))}})

@@ -66,7 +66,7 @@ func (f fixture) events(t *testing.T) []told {
 	return all
 }
 
-func (f fixture) follow(t *testing.T, a, b int64) store.EdgeOutcome {
+func (f fixture) follow(t *testing.T, a, b event.ID) store.EdgeOutcome {
 	t.Helper()
 	out, err := f.PutEdges(t.Context(), tenant, follows, []store.EdgeWrite{{Meta: meta(), From: a, To: b}})
 	if err != nil {
@@ -75,7 +75,7 @@ func (f fixture) follow(t *testing.T, a, b int64) store.EdgeOutcome {
 	return out[0]
 }
 
-func (f fixture) unfollow(t *testing.T, a, b int64) store.EdgeOutcome {
+func (f fixture) unfollow(t *testing.T, a, b event.ID) store.EdgeOutcome {
 	t.Helper()
 	out, err := f.RemoveEdges(t.Context(), tenant, follows, []store.EdgeWrite{{Meta: meta(), From: a, To: b}})
 	if err != nil {
@@ -162,7 +162,7 @@ func asMap(t *testing.T, v any) map[string]any {
 func TestFollowOfASliceGivesEachItemItsOutcome(t *testing.T) {
 	f := open(t)
 	f.follow(t, 3, 4)
-	item := func(a, b int64) store.EdgeWrite {
+	item := func(a, b event.ID) store.EdgeWrite {
 		return store.EdgeWrite{Meta: meta(), From: a, To: b}
 	}
 	out, err := f.PutEdges(t.Context(), tenant, follows, []store.EdgeWrite{
@@ -226,7 +226,7 @@ func TestConcurrentTogglesLeaveOneEventPerVersion(t *testing.T) {
 			t.Errorf("event %d: type %s with status %s", i, e.Type, e.Payload["status"])
 		}
 	}
-	for _, follower := range []int64{1, 3} {
+	for _, follower := range []event.ID{1, 3} {
 		got, err := f.GetEdge(t.Context(), tenant, follows, follower, 2)
 		if err != nil || got.Version != versions[fmt.Sprint(follower)] {
 			t.Errorf("follower %d is at %+v, %v: want version %d", follower, got, err, versions[fmt.Sprint(follower)])

@@ -20,7 +20,7 @@ import (
 // ThreadSettings are the new settings of a thread: of the children of a kind under one object.
 type ThreadSettings struct {
 	Meta
-	Object       int64
+	Object       event.ID
 	IfVersion    *int64 // the version that the writer saw, 0 if never set; nil writes at any version
 	Locked       bool   // the thread takes no new children; existing ones can be edited, deleted and moderated
 	Premoderated bool   // new children wait for a moderator
@@ -80,8 +80,8 @@ func (s *Store) SetThreads(ctx context.Context, tenant int64, k kinds.Child, set
 }
 
 func (s *Store) set(ctx context.Context, tenant int64, k *childKind, settings []ThreadSettings, at place) ([]ThreadOutcome, error) {
-	out, err := inTurns(ctx, s, turns[int64, ThreadOutcome]{tenant: tenant, n: len(settings), at: at,
-		check: func(i int, o *ThreadOutcome) (int64, any, bool) {
+	out, err := inTurns(ctx, s, turns[event.ID, ThreadOutcome]{tenant: tenant, n: len(settings), at: at,
+		check: func(i int, o *ThreadOutcome) (event.ID, any, bool) {
 			o.Err = settings[i].check()
 			if !k.Moderated {
 				o.Err = fmt.Errorf("%w: children of kind %s are not moderated", ErrInvalid, k.Kind)
@@ -99,7 +99,7 @@ func (s *Store) set(ctx context.Context, tenant int64, k *childKind, settings []
 
 func (s *Store) setTurn(ctx context.Context, tx *unit, tenant int64, k *childKind, settings []ThreadSettings, turn []int,
 	out []ThreadOutcome) error {
-	objects, locks := make([]int64, len(turn)), make([]versioned.Change[event.Thread], len(turn))
+	objects, locks := make([]event.ID, len(turn)), make([]versioned.Change[event.Thread], len(turn))
 	for n, i := range turn {
 		objects[n] = settings[i].Object
 		locks[n] = versioned.Change[event.Thread]{TenantID: tenant, Object: newThread(k.Kind, objects[n]), By: settings[i].Actor}
@@ -148,11 +148,11 @@ func (s *Store) setTurn(ctx context.Context, tx *unit, tenant int64, k *childKin
 
 // newThread returns the default settings of a thread. For the kind comment the member Kind is
 // empty, as in events from before there were other kinds.
-func newThread(kind string, object int64) event.Thread {
+func newThread(kind string, object event.ID) event.Thread {
 	if kind == event.AggregateComment {
 		kind = ""
 	}
-	return event.Thread{Kind: kind, PostID: event.ID(object)}
+	return event.Thread{Kind: kind, PostID: object}
 }
 
 // threadsGetSQL reads the settings of threads, in the order of the argument, and the time. Threads
@@ -169,7 +169,7 @@ SELECT /* store.threads_get */ now(), t.object, coalesce(p.version, 0)
 // getThreads returns the settings of each object's thread, and the transaction's time. A thread
 // that was never set has the defaults at version 0.
 func getThreads(ctx context.Context, tx querier, tenant int64, kind string,
-	objects []int64) (now time.Time, all []event.Thread, err error) {
+	objects []event.ID) (now time.Time, all []event.Thread, err error) {
 	var object *event.Thread
 	var purged int64
 	rows, _ := tx.Query(ctx, threadsGetSQL, pgx.StrictNamedArgs{"tenant": tenant, "kind": kind, "post_ids": objects})
@@ -191,10 +191,10 @@ func getThreads(ctx context.Context, tx querier, tenant int64, kind string,
 
 // GetThread returns the settings of the object's thread of the kind. If they were never set, it
 // returns the defaults at version 0 without a time.
-func (s *Store) GetThread(ctx context.Context, tenant int64, k kinds.Child, object int64) (event.Thread, error) {
+func (s *Store) GetThread(ctx context.Context, tenant int64, k kinds.Child, object event.ID) (event.Thread, error) {
 	var t event.Thread
 	err := s.read(ctx, tenant, func(tx pgx.Tx) error {
-		_, all, err := getThreads(ctx, tx, tenant, k.Name, []int64{object})
+		_, all, err := getThreads(ctx, tx, tenant, k.Name, []event.ID{object})
 		if err != nil {
 			return err
 		}
@@ -209,7 +209,7 @@ func (s *Store) GetThread(ctx context.Context, tenant int64, k kinds.Child, obje
 
 // ThreadVersions returns up to limit versions of a thread's settings, newest first, from below the
 // position before. before comes from an earlier result; start with math.MaxInt64.
-func (s *Store) ThreadVersions(ctx context.Context, tenant int64, k kinds.Child, object, before int64,
+func (s *Store) ThreadVersions(ctx context.Context, tenant int64, k kinds.Child, object event.ID, before int64,
 	limit int) ([]versioned.Version[event.Thread], error) {
 	var all []versioned.Version[event.Thread]
 	err := s.read(ctx, tenant, func(tx pgx.Tx) (err error) {

@@ -27,7 +27,7 @@ func SettingsEvent(s *State[event.Thread]) (event.Event, error) {
 	if err != nil {
 		return event.Event{}, fmt.Errorf("encode the settings of thread %d: %w", s.Object.PostID, err)
 	}
-	return event.Event{TenantID: s.TenantID, AggregateType: event.AggregateThread, AggregateID: int64(s.Object.PostID), Type: event.Updated,
+	return event.Event{TenantID: s.TenantID, AggregateType: event.AggregateThread, AggregateID: s.Object.PostID, Type: event.Updated,
 		Version: 1, Payload: payload}, nil
 }
 
@@ -130,11 +130,11 @@ type querier interface {
 
 // GetSettings is GetChildren for the settings of threads, of every kind.
 func GetSettings(ctx context.Context, q querier, tenant int64, refs []event.Ref) (all []State[event.Thread], err error) {
-	objects := make(map[string][]int64) // by kind
+	objects := make(map[string][]event.ID) // by kind
 	for _, r := range refs {
 		if r.Type == event.AggregateThread {
 			kind := cmp.Or(r.Kind, event.AggregateComment)
-			objects[kind] = append(objects[kind], int64(r.Thread))
+			objects[kind] = append(objects[kind], r.Thread)
 		}
 	}
 	for kind, some := range objects {

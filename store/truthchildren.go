@@ -95,10 +95,10 @@ func ScanObjects(ctx context.Context, pool *pgxpool.Pool, k kinds.Child, after *
 
 // ScanObject is ScanObjects for one object. It begins after a path or, in a kind without threads,
 // after an id; "" begins with the first child.
-func ScanObject(ctx context.Context, pool *pgxpool.Pool, k kinds.Child, tenant, object int64, after string,
+func ScanObject(ctx context.Context, pool *pgxpool.Pool, k kinds.Child, tenant int64, object event.ID, after string,
 	limit int) iter.Seq2[*State[event.Child], error] {
 	s := shapeOf(k)
-	return scan(ctx, pool, s.sql(scanObjectSQL), &State[event.Child]{tenant, event.Child{Parent: event.ID(object), Path: after, ID: after}},
+	return scan(ctx, pool, s.sql(scanObjectSQL), &State[event.Child]{tenant, event.Child{Parent: object, Path: after, ID: after}},
 		limit, s.placeArgs, (*childState).state)
 }
 
@@ -157,7 +157,7 @@ SELECT /* store.count_children */ count(*), count(*) FILTER (WHERE author_state 
 // visible. It reads up to most rows of each of two tables, so total is at most twice most. If total
 // is at least most, both counts may be too low. It reads with the rights of pool. Cost: two index
 // ranges.
-func CountChildren(ctx context.Context, pool *pgxpool.Pool, k kinds.Child, tenant, object int64,
+func CountChildren(ctx context.Context, pool *pgxpool.Pool, k kinds.Child, tenant int64, object event.ID,
 	most int) (total, visible int64, err error) {
 	if err = pool.QueryRow(ctx, shapeOf(k).sql(countChildrenSQL),
 		pgx.StrictNamedArgs{"tenant": tenant, "object": object, "most": most}).Scan(&total, &visible); err != nil {
@@ -173,7 +173,7 @@ func ChildEvent(k kinds.Child, s *State[event.Child]) (event.Event, error) {
 	if err != nil {
 		return event.Event{}, fmt.Errorf("encode the state of a %s of %d: %w", k.Name, s.Object.Parent, err)
 	}
-	return event.Event{TenantID: s.TenantID, AggregateType: k.Name, AggregateID: int64(s.Object.Parent), Type: event.Edited,
+	return event.Event{TenantID: s.TenantID, AggregateType: k.Name, AggregateID: s.Object.Parent, Type: event.Edited,
 		Version: 1, Payload: payload}, nil
 }
 

@@ -15,7 +15,7 @@ import (
 
 // EdgeEvent returns the state of an edge as an event, like ChildEvent.
 func EdgeEvent(k kinds.Edge, s *State[event.Edge]) (event.Event, error) {
-	e := event.Event{TenantID: s.TenantID, AggregateType: k.Name, AggregateID: int64(s.Object.To), Type: event.Created, Version: 1}
+	e := event.Event{TenantID: s.TenantID, AggregateType: k.Name, AggregateID: s.Object.To, Type: event.Created, Version: 1}
 	if !s.Object.Active() {
 		e.Type = event.Removed
 	}
@@ -55,10 +55,10 @@ func ScanEdges(ctx context.Context, pool *pgxpool.Pool, k kinds.Edge, after *Sta
 // GetEdges returns the edges of the kind that refs name, regardless of the versions in refs. It
 // omits edges that the tenant does not have. It reads with the rights of q.
 func GetEdges(ctx context.Context, q querier, tenant int64, k kinds.Edge, refs []event.Ref) (all []State[event.Edge], err error) {
-	var froms, tos []int64
+	var froms, tos []event.ID
 	for _, r := range refs {
 		if r.Type == k.Name {
-			froms, tos = append(froms, int64(r.From)), append(tos, int64(r.To))
+			froms, tos = append(froms, r.From), append(tos, r.To)
 		}
 	}
 	if len(froms) == 0 {
@@ -83,7 +83,7 @@ SELECT /* store.count_edges_from */ count(*), count(*) FILTER (WHERE status = 'A
 
 // CountEdgesFrom counts the active edges among the first most edges of the kind that lead from an
 // object. exact is false if the object may have more edges. It reads with the rights of pool.
-func CountEdgesFrom(ctx context.Context, pool *pgxpool.Pool, k kinds.Edge, tenant, object int64,
+func CountEdgesFrom(ctx context.Context, pool *pgxpool.Pool, k kinds.Edge, tenant int64, object event.ID,
 	most int) (active int64, exact bool, err error) {
 	var walked int
 	if err = pool.QueryRow(ctx, edgesOf(k.Name, countEdgesFromSQL),
@@ -95,7 +95,8 @@ func CountEdgesFrom(ctx context.Context, pool *pgxpool.Pool, k kinds.Edge, tenan
 
 // Counts are the numbers of active edges of a kind that lead to an object and from it.
 type Counts struct {
-	TenantID, ID       int64
+	TenantID           int64
+	ID                 event.ID
 	Incoming, Outgoing int64
 }
 

@@ -138,7 +138,7 @@ func (p *program) end(s os.Signal) error {
 type truth struct {
 	versions map[int64]int64 // of followees
 	comments map[string]event.Child
-	posts    map[int64]int64 // events
+	posts    map[event.ID]int64 // events
 }
 
 var commentNames = event.ChildNames{ID: "comment_id", Parent: "post_id"}
@@ -149,8 +149,8 @@ func (w *truth) write(r *rig, rng *rand.Rand, n int) {
 		w.versions[to]++
 		post := 1 + rng.Int64N(20)
 		id := uuid.NewSHA1(uuid.NameSpaceOID, fmt.Appendf(nil, "%d-%d", post, rng.IntN(10))).String()
-		w.posts[post]++
-		c := event.Child{ID: id, Parent: event.ID(post), AuthorID: 7, AuthorState: event.AuthorActive,
+		w.posts[event.IDOf(post)]++
+		c := event.Child{ID: id, Parent: event.IDOf(post), AuthorID: 7, AuthorState: event.AuthorActive,
 			ModerationState: event.ModerationNone, Version: w.comments[id].Version + 1, Actor: "test"}
 		c.Body = fmt.Sprintf("word%d", c.Version)
 		w.comments[id] = c
@@ -158,8 +158,8 @@ func (w *truth) write(r *rig, rng *rand.Rand, n int) {
 		if err != nil {
 			r.t.Fatal(err)
 		}
-		r.publish(follow(9, to, w.versions[to]), event.Event{ID: uuid.NewString(), TenantID: 1,
-			AggregateType: event.AggregateComment, AggregateID: post,
+		r.publish(follow(9, event.IDOf(to), w.versions[to]), event.Event{ID: uuid.NewString(), TenantID: 1,
+			AggregateType: event.AggregateComment, AggregateID: event.IDOf(post),
 			Type: event.Edited, Version: 1, OccurredAt: time.Now(), Payload: payload})
 	}
 }
@@ -187,7 +187,8 @@ func (w *truth) exact(ctx context.Context, pool *pgxpool.Pool) (bool, error) {
 	if ok, err := w.indexed(ctx, pool); !ok {
 		return false, err
 	}
-	var post, events int64
+	var post event.ID
+	var events int64
 	right := 0
 	rows, _ := pool.Query(ctx, `SELECT post_id, events FROM activity`)
 	if _, err := pgx.ForEachRow(rows, []any{&post, &events}, func() error {
@@ -214,11 +215,12 @@ func (w *truth) mails(t *testing.T, file string) *diary {
 	defer f.Close()
 	d := newDiary()
 	for lines := bufio.NewScanner(f); lines.Scan(); {
-		var to, from, version int64
+		var to, from event.ID
+		var version int64
 		if _, err := fmt.Sscanf(lines.Text(), "to user %d: user %d follows you (version %d)", &to, &from, &version); err != nil {
 			t.Errorf("%q: %v", lines.Text(), err)
 		}
-		d.versions[event.ID(to)] = append(d.versions[event.ID(to)], version)
+		d.versions[to] = append(d.versions[to], version)
 	}
 	return d
 }
@@ -230,7 +232,7 @@ func (w *truth) awaitMails(t *testing.T, printed string) {
 		d := w.mails(t, printed)
 		for to, last := range w.versions {
 			seen := map[int64]bool{}
-			for _, v := range d.versions[event.ID(to)] {
+			for _, v := range d.versions[event.IDOf(to)] {
 				seen[v] = true
 			}
 			if int64(len(seen)) != last {

@@ -78,7 +78,7 @@ func TestWhatTakesLongerThanTakeoverIsNotDeliveredAgain(t *testing.T) {
 		})
 	}
 	for to := int64(1); to <= 8; to++ {
-		r.publish(follow(1, to, 1))
+		r.publish(follow(1, event.IDOf(to), 1))
 	}
 	again := 0
 	r.await("the events", func() (bool, error) {

@@ -48,16 +48,16 @@ func (d *diary) note(e subscribe.Event[event.Edge]) {
 
 // has reports whether each followee from 1 to n has had all versions up to last. The error names a
 // missing one.
-func (d *diary) has(n, last int64) (bool, error) {
+func (d *diary) has(n event.ID, last int64) (bool, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for to := int64(1); to <= n; to++ {
+	for to := event.ID(1); to <= n; to++ {
 		seen := map[int64]bool{}
-		for _, v := range d.versions[event.ID(to)] {
+		for _, v := range d.versions[to] {
 			seen[v] = true
 		}
 		if int64(len(seen)) != last {
-			return false, fmt.Errorf("followee %d has had %v, want 1 to %d", to, d.versions[event.ID(to)], last)
+			return false, fmt.Errorf("followee %d has had %v, want 1 to %d", to, d.versions[to], last)
 		}
 	}
 	return true, nil
@@ -104,7 +104,7 @@ func (r *rig) publishMischief() {
 	for v := int64(1); v <= 5; v++ {
 		for to := int64(1); to <= 20; to++ {
 			if v > 1 || to > 2 {
-				r.publish(follow(9, to, v))
+				r.publish(follow(9, event.IDOf(to), v))
 			}
 		}
 	}
@@ -158,7 +158,7 @@ func TestAHandlerGetsEveryEventAndOnlyWhatItHasDoneIsAcknowledged(t *testing.T) 
 	r.await("all that can be handled", func() (bool, error) { return d.has(20, 5) })
 	r.resize(3)
 	for to := int64(1); to <= 20; to++ {
-		r.publish(follow(9, to, 6))
+		r.publish(follow(9, event.IDOf(to), 6))
 	}
 	r.await("the events of the new streams", func() (bool, error) { return d.has(20, 6) })
 	letters, err := subscribe.HandlerDeadLetters(r.nc)
@@ -290,7 +290,7 @@ func retryPanics(t *testing.T, letters *subscribe.Letters, all []subscribe.Lette
 
 func checkLetters(t *testing.T, all []subscribe.Letter) {
 	t.Helper()
-	want := map[int64]string{1000: "no such user", 1001: "panic: oh no", 1002: "decode the payload of event"}
+	want := map[event.ID]string{1000: "no such user", 1001: "panic: oh no", 1002: "decode the payload of event"}
 	for _, l := range all {
 		if text, ok := want[l.Event.AggregateID]; !ok || !strings.Contains(l.Error, text) || l.Subscriber != "mailer-follow-created" ||
 			l.Event.Stream == "" || l.Event.Seq == 0 || l.Event.TenantID != 1 {
@@ -493,7 +493,7 @@ func (w *share) lives(i int) func(context.Context, subscribe.Event[event.Edge]) 
 
 func (w *share) publishAll(version int64) {
 	for to := int64(1); to <= followees; to++ {
-		w.publish(follow(9, to, version))
+		w.publish(follow(9, event.IDOf(to), version))
 	}
 }
 
@@ -531,7 +531,7 @@ func TestTheTurnToReadInOrderMovesAtAnyMoment(t *testing.T) {
 	}
 	for v := int64(1); v <= last; v++ {
 		for to := int64(1); to <= followees; to++ {
-			r.publish(follow(9, to, v))
+			r.publish(follow(9, event.IDOf(to), v))
 		}
 		if err := stream.UnpinConsumer(t.Context(), "mailer-follow", "order"); err != nil {
 			t.Fatal(err)

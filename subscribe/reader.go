@@ -19,7 +19,7 @@ import (
 type aggregate struct {
 	tenant int64
 	kind   string
-	id     int64
+	id     event.ID
 }
 
 // message is a delivered event that is not yet acknowledged.

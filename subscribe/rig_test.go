@@ -98,8 +98,8 @@ func (r *rig) publish(events ...event.Event) {
 }
 
 // follow returns an event of a pair.
-func follow(follower, followee, version int64) event.Event {
-	payload, err := event.Edge{From: event.ID(follower), To: event.ID(followee), Status: event.StatusActive,
+func follow(follower, followee event.ID, version int64) event.Event {
+	payload, err := event.Edge{From: follower, To: followee, Status: event.StatusActive,
 		Version: version, Actor: "test"}.Encode(
 		event.EdgeNames{From: "follower_id", To: "followee_id"})
 	if err != nil {
@@ -110,7 +110,7 @@ func follow(follower, followee, version int64) event.Event {
 }
 
 // damaged returns an event whose payload does not match its type.
-func damaged(followee int64) event.Event {
+func damaged(followee event.ID) event.Event {
 	e := follow(1, followee, 1)
 	e.Payload = []byte(`{"follower_id": 7}`)
 	return e

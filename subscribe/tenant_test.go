@@ -126,7 +126,7 @@ func (w *tenants) write(version int64) {
 	w.t.Helper()
 	for tenant := int64(7); tenant <= 9; tenant++ {
 		for followee := range int64(8) {
-			e := follow(1, followee+1, version)
+			e := follow(1, event.IDOf(followee+1), version)
 			e.TenantID = tenant
 			w.publish(e)
 		}
@@ -139,7 +139,7 @@ type log struct {
 	got []string
 }
 
-func (l *log) add(tenant, aggregate, version int64) {
+func (l *log) add(tenant int64, aggregate event.ID, version int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.got = append(l.got, fmt.Sprintf("%d %d %d", tenant, aggregate, version))

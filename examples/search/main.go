@@ -85,7 +85,7 @@ func index(ctx context.Context, tx pgx.Tx, batch []event.Event) error {
 			return err // Project parks the event
 		}
 		document(&q, batch[i].TenantID, c)
-		q.Queue(activitySQL, batch[i].TenantID, int64(c.Parent))
+		q.Queue(activitySQL, batch[i].TenantID, c.Parent)
 	}
 	return tx.SendBatch(ctx, &q).Close()
 }
@@ -94,5 +94,5 @@ func document(q *pgx.Batch, tenant int64, c event.Child) {
 	if !c.Visible() {
 		c.Body = "" // deleted, hidden or erased: remove its words
 	}
-	q.Queue(documentSQL, tenant, c.ID, int64(c.Parent), c.Version, c.Body)
+	q.Queue(documentSQL, tenant, c.ID, c.Parent, c.Version, c.Body)
 }

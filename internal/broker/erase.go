@@ -269,7 +269,7 @@ func EraseLetters(ctx context.Context, js jetstream.JetStream, cfg Config, dryRu
 // restored to an earlier time learns of the request.
 type ErasedPerson struct {
 	TenantID  int64     `json:"tenant_id,string"`
-	PersonID  int64     `json:"person_id,string"`
+	PersonID  event.ID  `json:"person_id"`
 	Requested time.Time `json:"requested_at"`
 }
 

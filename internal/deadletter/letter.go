@@ -63,7 +63,7 @@ type Action struct {
 	EventID       string
 	TenantID      int64
 	AggregateType string
-	AggregateID   int64
+	AggregateID   event.ID
 	EventType     string
 	NewID         int64 // the message's new id in the outbox; 0 if none
 	Reason        string
@@ -81,7 +81,7 @@ type Filter struct {
 	Group         string    `json:"group,omitempty"`    // the id of a group
 	IDs           []int64   `json:"ids,omitempty"`      // nil: any
 	AggregateType string    `json:"aggregate_type,omitempty"`
-	AggregateID   int64     `json:"aggregate_id,omitempty"`
+	AggregateID   event.ID  `json:"aggregate_id,omitempty"`
 	EventType     string    `json:"event_type,omitempty"`
 	EventID       string    `json:"-"`                    // a UUID
 	DeadBefore    time.Time `json:"dead_before,omitzero"` // died before this time

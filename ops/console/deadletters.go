@@ -88,7 +88,7 @@ func readAsked(who tokens.Principal, in url.Values) (a deadAsked, err error) {
 			err = &inputError{"tenant is a positive number."}
 		}
 	}
-	number("aggregate_id", &a.AggregateID)
+	number("aggregate_id", (*int64)(&a.AggregateID))
 	for _, s := range in["id"] {
 		id, perr := strconv.ParseInt(s, 10, 64)
 		if perr != nil {

@@ -81,7 +81,7 @@ func (c *Console) doErase(dry bool) func(context.Context, *doing) (string, error
 		r, err := erase.Run(ctx, erase.Deps{Deps: erasure.Deps{Truth: c.deps.Truth, Projections: c.deps.Projections,
 			Kinds: c.deps.Kinds.Now(), Fleet: c.deps.Fleet, JetStream: c.deps.JetStream, Broker: c.deps.Broker},
 			ProjectionsURL: c.deps.Projections.Config().ConnString(), Postgres: postgres.Config{ConnectTimeout: erasureConnect}},
-			erasure.Options{TenantID: int64(tenant), AuthorID: int64(author), Actor: d.actor(), Reason: d.Act.Reason, DryRun: dry,
+			erasure.Options{TenantID: int64(tenant), AuthorID: author, Actor: d.actor(), Reason: d.Act.Reason, DryRun: dry,
 				Wait: erasureWait, Progress: d.at})
 		if errors.Is(err, erasure.ErrUnfinished) {
 			return "", &inputError{"The erasure is not finished. Start it again. " + c.unfinished(r)}

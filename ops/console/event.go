@@ -258,8 +258,9 @@ func rowOfExport(r coldstore.Row) outbox.Found {
 		t, _ := time.Parse(time.RFC3339Nano, s) // the zero time for values without a time, such as infinity
 		return t
 	}
-	f := outbox.Found{Event: event.Event{ID: r.EventID, TenantID: r.TenantID, AggregateType: r.AggregateType, AggregateID: r.AggregateID,
-		Type: r.EventType, Version: int(r.EventVersion),
+	f := outbox.Found{Event: event.Event{ID: r.EventID, TenantID: r.TenantID, AggregateType: r.AggregateType,
+		AggregateID: event.ID(r.AggregateID),
+		Type:        r.EventType, Version: int(r.EventVersion),
 		OccurredAt: moment(r.OccurredAt), Payload: r.Payload, Slot: int(r.Slot), OutboxID: r.ID}, Where: "export", Partition: -1,
 		ProcessedAt: moment(r.ProcessedAt), Attempts: int(r.Attempts), InsertedAt: moment(r.InsertedAt)}
 	if r.Partition != nil {

@@ -56,7 +56,7 @@ type inspectPage struct {
 
 type inspectThread struct {
 	Kind   kinds.Child
-	Object int64
+	Object event.ID
 }
 
 type inspectLink struct{ Text, URL string }
@@ -111,7 +111,7 @@ func (c *Console) inspectData(ctx context.Context, v *view) (any, error) {
 		if err != nil {
 			return nil, &inputError{fmt.Sprintf("The id of a %s is a UUID; that of its %s is a number.", k.Name, k.Parent)}
 		}
-		return p, c.inspectThread(ctx, v, &p, k, int64(object))
+		return p, c.inspectThread(ctx, v, &p, k, object)
 	}
 	from, err := event.ParseID(id)
 	if err != nil {
@@ -119,15 +119,15 @@ func (c *Console) inspectData(ctx context.Context, v *view) (any, error) {
 	}
 	if k, ok := set.Edge(p.What); ok {
 		if to == "" {
-			return p, c.inspectEdges(ctx, v, &p, k, int64(from))
+			return p, c.inspectEdges(ctx, v, &p, k, from)
 		}
 		target, err := event.ParseID(to)
 		if err != nil {
 			return nil, &inputError{fmt.Sprintf("The other end is not a positive number: %.40q.", to)}
 		}
-		return p, c.inspectEdge(ctx, &p, k, int64(from), int64(target))
+		return p, c.inspectEdge(ctx, &p, k, from, target)
 	}
-	return p, c.inspectObject(ctx, &p, set, int64(from))
+	return p, c.inspectObject(ctx, &p, set, from)
 }
 
 func (p *inspectPage) link(text string, pairs ...any) {
@@ -135,7 +135,7 @@ func (p *inspectPage) link(text string, pairs ...any) {
 }
 
 // inspectObject shows an object (such as a user) in each kind.
-func (c *Console) inspectObject(ctx context.Context, p *inspectPage, set *kinds.Set, id int64) error {
+func (c *Console) inspectObject(ctx context.Context, p *inspectPage, set *kinds.Set, id event.ID) error {
 	p.Title = fmt.Sprintf("%s %d", p.What, id)
 	known := false
 	for _, k := range set.AllEdges() {
@@ -175,7 +175,7 @@ func (c *Console) inspectObject(ctx context.Context, p *inspectPage, set *kinds.
 }
 
 // threadSides adds the settings and numbers of a thread, on both sides.
-func (c *Console) threadSides(ctx context.Context, p *inspectPage, k kinds.Child, object int64) error {
+func (c *Console) threadSides(ctx context.Context, p *inspectPage, k kinds.Child, object event.ID) error {
 	settings, counts, exact, err := threadcache.InspectThread(ctx, c.deps.Truth, c.deps.Projections, k, p.Tenant, object)
 	if err != nil {
 		return err
@@ -188,14 +188,14 @@ func (c *Console) threadSides(ctx context.Context, p *inspectPage, k kinds.Child
 	return nil
 }
 
-func (c *Console) inspectEdges(ctx context.Context, v *view, p *inspectPage, k kinds.Edge, from int64) error {
+func (c *Console) inspectEdges(ctx context.Context, v *view, p *inspectPage, k kinds.Edge, from event.ID) error {
 	p.Title = fmt.Sprintf("Every %s from %s %d", k.Name, k.From, from)
 	after, err := v.queryInt("after")
 	if err != nil {
 		return err
 	}
-	var next int64
-	if p.Rows, next, err = followercounts.InspectEdges(ctx, c.deps.Truth, c.deps.Projections, k, p.Tenant, from, after,
+	var next event.ID
+	if p.Rows, next, err = followercounts.InspectEdges(ctx, c.deps.Truth, c.deps.Projections, k, p.Tenant, from, event.ID(after),
 		inspectRows); err != nil {
 		return err
 	}
@@ -219,7 +219,7 @@ func shown(all []projections.Field, names ...string) (some []projections.Field) 
 	return some
 }
 
-func (c *Console) inspectEdge(ctx context.Context, p *inspectPage, k kinds.Edge, from, to int64) error {
+func (c *Console) inspectEdge(ctx context.Context, p *inspectPage, k kinds.Edge, from, to event.ID) error {
 	p.Title = fmt.Sprintf("%s from %s %d to %s %d", k.Name, k.From, from, k.To, to)
 	edge, err := followercounts.InspectEdge(ctx, c.deps.Truth, c.deps.Projections, k, p.Tenant, from, to)
 	if err != nil {
@@ -311,7 +311,7 @@ func (c *Console) inspectChild(ctx context.Context, v *view, p *inspectPage, k k
 	})
 }
 
-func (c *Console) inspectThread(ctx context.Context, v *view, p *inspectPage, k kinds.Child, object int64) error {
+func (c *Console) inspectThread(ctx context.Context, v *view, p *inspectPage, k kinds.Child, object event.ID) error {
 	p.Title, p.Thread = fmt.Sprintf("%s of %s %d", k.Plural, k.Parent, object), &inspectThread{k, object}
 	if err := c.threadSides(ctx, p, k, object); err != nil {
 		return err

@@ -135,8 +135,8 @@ func (d *desk) plant(t *testing.T) (ids []string) {
 	t.Helper()
 	ids = d.write(t, 5, 1, printed()...)
 	for i, p := range printed() {
-		d.settings(t, store.ThreadSettings{Object: int64(100 + i), Title: p, Premoderated: true})
-		d.write(t, int64(100+i), 1, p)
+		d.settings(t, store.ThreadSettings{Object: event.ID(100 + i), Title: p, Premoderated: true})
+		d.write(t, event.ID(100+i), 1, p)
 		meta := store.Meta{Actor: p}
 		for _, state := range []string{event.ModerationPending, event.ModerationHidden, event.ModerationPending}[:1+2*(i%2)] {
 			if out, err := d.store.ModerateChildren(t.Context(), tenant, comment,

@@ -49,7 +49,7 @@ type moderationPage struct {
 	Kind           kinds.Child
 	Kinds          []moderationKind
 	List           string
-	Object, Author int64
+	Object, Author event.ID
 	Rows           []moderationRow
 	Stale          int // rows that somebody decided on a moment ago
 	Next           string
@@ -94,13 +94,13 @@ func (c *Console) moderationFilter(get func(string) string) (k kinds.Child, list
 	if of.State == "" {
 		return k, "", of, &inputError{"list is pending, hidden or removed."}
 	}
-	for name, to := range map[string]*int64{"object": &of.Object, "author": &of.Author} {
+	for name, to := range map[string]*event.ID{"object": &of.Object, "author": &of.Author} {
 		if s := get(name); s != "" {
 			id, err := event.ParseID(s)
 			if err != nil {
 				return k, "", of, &inputError{fmt.Sprintf("%s is not an id: %.40q.", name, s)}
 			}
-			*to = int64(id)
+			*to = id
 		}
 	}
 	return k, list, of, nil
@@ -489,7 +489,7 @@ func (c *Console) thread(ctx context.Context, v *view, in url.Values) (k kinds.C
 	if err != nil {
 		return k, 0, t, &inputError{"Name a thread by the id of its " + k.Parent + "."}
 	}
-	t, err = c.store.GetThread(ctx, tenant, k, int64(object))
+	t, err = c.store.GetThread(ctx, tenant, k, object)
 	return k, tenant, t, err
 }
 
@@ -527,7 +527,7 @@ func (c *Console) doSettings(ctx context.Context, d *doing) (string, error) {
 		return "", &inputError{"The form names no version. Open it again."}
 	}
 	out, err := c.store.SetThreads(ctx, d.Act.TenantID, k,
-		[]store.ThreadSettings{{Meta: store.Meta{Actor: d.actor()}, Object: int64(object), IfVersion: &version,
+		[]store.ThreadSettings{{Meta: store.Meta{Actor: d.actor()}, Object: object, IfVersion: &version,
 			Locked: slices.Contains(d.In["on"], "locked"), Premoderated: slices.Contains(d.In["on"], "premoderated"),
 			Title: d.In.Get("title")}})
 	if err != nil {

@@ -67,7 +67,7 @@ func (d *desk) deliver(t *testing.T) {
 }
 
 // write creates comments of an author under a post and returns their ids.
-func (d *desk) write(t *testing.T, post, author int64, bodies ...string) (ids []string) {
+func (d *desk) write(t *testing.T, post, author event.ID, bodies ...string) (ids []string) {
 	t.Helper()
 	for _, body := range bodies {
 		out, err := d.store.CreateChildren(t.Context(), tenant, comment,

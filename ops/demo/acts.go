@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/tidings/tidings/client"
+	"github.com/tidings/tidings/event"
 )
 
 // act is one request.
@@ -235,7 +236,7 @@ func (s *Site) opener(object client.ID) client.ID { return object%client.ID(s.us
 // toggle has a moderator lock or unlock a thread. At most a quarter of the threads is locked.
 func (s *Site) toggle(k childKind) (act, bool) {
 	all := s.threads[k.Name]
-	was, ok := all[client.ID(1+s.rnd.Int64N(max(s.newest[k.Parent], 1)))]
+	was, ok := all[event.IDOf(1+s.rnd.Int64N(max(s.newest[k.Parent], 1)))]
 	locked := 0
 	for _, t := range all {
 		if t.Locked {

@@ -59,7 +59,7 @@ func (t *Trouble) Run(ctx context.Context) error {
 func (t *Trouble) step(ctx context.Context) error {
 	aggregate := farAway + t.made
 	err := postgres.InTx(ctx, t.Pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		future := event.Event{TenantID: t.Tenant, AggregateType: event.AggregateFollow, AggregateID: aggregate, Type: "muted",
+		future := event.Event{TenantID: t.Tenant, AggregateType: event.AggregateFollow, AggregateID: event.IDOf(aggregate), Type: "muted",
 			Payload: []byte(`{"version": 1}`)}
 		behind := future
 		behind.Payload = []byte(`{"version": 2}`)

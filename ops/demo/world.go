@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/tidings/tidings/client"
+	"github.com/tidings/tidings/event"
 )
 
 const (
@@ -70,9 +71,9 @@ func (w *world) target(object string) client.ID {
 	case !threads:
 		return w.skewed(max(w.users/6, 3), 2)
 	case newest >= hotEvery && w.rnd.Float64() < hotShare:
-		return client.ID(newest - newest%hotEvery)
+		return event.IDOf(newest - newest%hotEvery)
 	}
-	return client.ID(max(newest-int64(w.rnd.ExpFloat64()*4), 1))
+	return event.IDOf(max(newest-int64(w.rnd.ExpFloat64()*4), 1))
 }
 
 // open returns a target whose thread accepts children, as far as the site knows.

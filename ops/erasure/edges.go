@@ -20,21 +20,21 @@ import (
 type edgeErasure struct {
 	kinds.Edge
 	ends    []kinds.End
-	objects map[int64]bool // the aggregates of its events
-	last    []store.EdgeOf // the edges that the last scan found in the truth, all REMOVED; deleted once nothing else remains
+	objects map[event.ID]bool // the aggregates of its events
+	last    []store.EdgeOf    // the edges that the last scan found in the truth, all REMOVED; deleted once nothing else remains
 }
 
 func newEdgeErasures(set *kinds.Set) (all []*edgeErasure) {
 	for _, k := range set.AllEdges() {
 		if ends := k.EndsAt(kinds.Author); len(ends) > 0 {
-			all = append(all, &edgeErasure{Edge: k, ends: ends, objects: make(map[int64]bool)})
+			all = append(all, &edgeErasure{Edge: k, ends: ends, objects: make(map[event.ID]bool)})
 		}
 	}
 	return all
 }
 
 // names reports whether a payload names the person as an end, in any form of the id.
-func (k *edgeErasure) names(payload []byte, person int64) bool {
+func (k *edgeErasure) names(payload []byte, person event.ID) bool {
 	from, to := k.Names().Named(payload)
 	return from == person && slices.Contains(k.ends, kinds.From) || to == person && slices.Contains(k.ends, kinds.To)
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/kinds"
@@ -30,7 +31,7 @@ func (w *world) putBy(kind, actor string, pairs ...[2]int64) {
 	for some := range slices.Chunk(pairs, 400) {
 		var writes []store.EdgeWrite
 		for _, p := range some {
-			writes = append(writes, store.EdgeWrite{Meta: store.Meta{Actor: actor}, From: p[0], To: p[1]})
+			writes = append(writes, store.EdgeWrite{Meta: store.Meta{Actor: actor}, From: event.IDOf(p[0]), To: event.IDOf(p[1])})
 		}
 		out, err := w.store.PutEdges(w.t.Context(), tenant, kinds.Builtin().Edges[kind], writes)
 		for _, o := range out {

@@ -72,8 +72,9 @@ type Deps struct {
 
 // ColdRequest selects the rows of a person in the files.
 type ColdRequest struct {
-	TenantID, Person int64
-	DryRun           bool // only count
+	TenantID int64
+	Person   event.ID
+	DryRun   bool // only count
 	// Redact returns the new payload of one of the tenant's rows, nil if it does not change, and
 	// whether its message leaves the stream. It may be called for the same row again.
 	Redact func(aggregateType, eventType string, payload []byte) (redacted []byte, off bool, err error)
@@ -88,12 +89,13 @@ type ColdReport struct {
 
 // Options select the person to erase.
 type Options struct {
-	TenantID, AuthorID int64
-	Actor              string // in the events, the histories and the record
-	Reason             string
-	DryRun             bool          // only count; records nothing and needs no lease
-	Wait               time.Duration // the most time, in total, to wait for the relay and the consumers
-	Progress           func(string)  // called with the present step; may be nil
+	TenantID int64
+	AuthorID event.ID
+	Actor    string // in the events, the histories and the record
+	Reason   string
+	DryRun   bool          // only count; records nothing and needs no lease
+	Wait     time.Duration // the most time, in total, to wait for the relay and the consumers
+	Progress func(string)  // called with the present step; may be nil
 
 	at func(step string) error // a test's hook: an error ends the run there
 }
@@ -102,7 +104,7 @@ type Options struct {
 // have.
 type Report struct {
 	TenantID    int64          `json:"tenant_id,string"`
-	AuthorID    int64          `json:"author_id,string"`
+	AuthorID    event.ID       `json:"author_id"`
 	Done        bool           `json:"done"` // a scan of everything found nothing more
 	DryRun      bool           `json:"dry_run"`
 	Runs        int            `json:"runs"`
@@ -141,8 +143,8 @@ type eraser struct {
 // erasing is a run's state for one kind of children.
 type erasing struct {
 	kinds.Child
-	children map[string]int64 // the author's erased children, with their objects
-	objects  map[int64]bool   // the objects of these children and of all events about them
+	children map[string]event.ID // the author's erased children, with their objects
+	objects  map[event.ID]bool   // the objects of these children and of all events about them
 }
 
 // found returns the kinds in which the author has children.
@@ -179,7 +181,7 @@ func Run(ctx context.Context, deps Deps, o Options) (Report, error) {
 		e.by = event.ErasedActor
 	}
 	for _, k := range deps.Kinds.AllChildren() {
-		e.kinds = append(e.kinds, &erasing{k, make(map[string]int64), make(map[int64]bool)})
+		e.kinds = append(e.kinds, &erasing{k, make(map[string]event.ID), make(map[event.ID]bool)})
 	}
 	var err error
 	if o.DryRun {
@@ -359,7 +361,7 @@ func (e *eraser) blankKeys(ctx context.Context) error {
 // selection selects all of the tenant's messages. From the archive it selects those of the objects
 // known so far, and those of the person's acts.
 func (e *eraser) selection() outbox.Selection {
-	all := make(map[string][]int64)
+	all := make(map[string][]event.ID)
 	for _, k := range e.found() {
 		all[k.Name] = slices.Sorted(maps.Keys(k.objects))
 	}
@@ -371,7 +373,7 @@ func (e *eraser) selection() outbox.Selection {
 
 // of returns the erased child that a payload names, in any form of the id, and its object. The
 // child determines the author, not the payload.
-func (k *erasing) of(payload []byte) (child string, object int64, is bool) {
+func (k *erasing) of(payload []byte) (child string, object event.ID, is bool) {
 	child = k.Names().Named(payload)
 	object, is = k.children[child]
 	return child, object, is

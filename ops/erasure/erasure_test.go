@@ -129,7 +129,7 @@ func (w *world) settle(pool *pgxpool.Pool) {
 }
 
 // child writes a child of another kind.
-func (w *world) child(kind string, object int64, body, attributes string) event.Child {
+func (w *world) child(kind string, object event.ID, body, attributes string) event.Child {
 	w.t.Helper()
 	c := store.NewChild{Meta: store.Meta{Actor: "ann"}, Object: object, AuthorID: author, Key: "key", Body: body}
 	if attributes != "" {
@@ -142,7 +142,7 @@ func (w *world) child(kind string, object int64, body, attributes string) event.
 	return out[0].Child
 }
 
-func (w *world) comment(tenant, author, post int64, parent, key, body string) event.Child {
+func (w *world) comment(tenant int64, author, post event.ID, parent, key, body string) event.Child {
 	w.t.Helper()
 	out, err := w.store.CreateChildren(w.t.Context(), tenant, commentKind,
 		[]store.NewChild{{Meta: store.Meta{Actor: "ann"}, Object: post, AuthorID: author, ReplyTo: parent, Key: key, Body: body}})

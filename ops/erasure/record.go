@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
 )
@@ -79,13 +80,14 @@ SELECT /* erasure.list */ tenant_id, author_id, requested_at, requested_by, reas
 // Record is a recorded erasure. FinishedAt is the time of the final scan that found nothing; if it
 // is nil, the erasure must be requested again.
 type Record struct {
-	TenantID, AuthorID int64
-	RequestedAt        time.Time
-	RequestedBy        string
-	Reason             string
-	Runs               int
-	FinishedAt         *time.Time
-	Counts             map[string]int // rows, messages and rows in files, by store
+	TenantID    int64
+	AuthorID    event.ID
+	RequestedAt time.Time
+	RequestedBy string
+	Reason      string
+	Runs        int
+	FinishedAt  *time.Time
+	Counts      map[string]int // rows, messages and rows in files, by store
 }
 
 // List returns up to limit erasures that were requested before a time, newest first; nil begins

@@ -71,7 +71,7 @@ func TestNothingThatSQLWritersWroteIsLeftAnywhere(t *testing.T) {
 	writer := w.truthDB.Pool(t, postgres.RoleWriter)
 	var taken []string
 	for post, form := range slices.Sorted(maps.Keys(forms)) {
-		c := w.comment(tenant, author, int64(10+post), "", "", "first "+w.secret)
+		c := w.comment(tenant, author, event.ID(10+post), "", "", "first "+w.secret)
 		if _, err := writer.Exec(t.Context(), appendSQL, int64(10+post), event.Edited, odd(t, c, form, "second "+w.secret, 2)); err == nil {
 			taken = append(taken, form)
 			w.exec(writer, `UPDATE comments SET version = 2, body = 'second ' || $2 WHERE comment_id = $1`, c.ID, w.secret)
@@ -101,14 +101,14 @@ func TestNothingThatTheTableLetThroughIsLeftAnywhere(t *testing.T) {
 	write := func(where string) {
 		for _, form := range slices.Sorted(maps.Keys(forms)) {
 			post++
-			c := w.comment(tenant, author, post, "", "", "first "+w.secret)
+			c := w.comment(tenant, author, event.IDOf(post), "", "", "first "+w.secret)
 			for _, typ := range []string{event.Edited, event.Erased} { // also payloads that claim to be erasures
 				w.exec(w.truth, appendSQL, post, typ, odd(t, c, form, where+" "+w.secret, 2))
 				// The comment's events on a post that is not its own: the post that the payload
 				// names, and another one.
 				w.exec(w.truth, appendSQL, 1000+post, typ, odd(t, c, form, where+" "+w.secret, 2))
 				c := c
-				c.Parent = event.ID(2000 + post)
+				c.Parent = event.IDOf(2000 + post)
 				w.exec(w.truth, appendSQL, int64(c.Parent), typ, odd(t, c, form, where+" "+w.secret, 2))
 			}
 		}

@@ -26,7 +26,7 @@ import (
 func TestMain(m *testing.M) { testkit.Main(m) }
 
 // logbook is a projection that records its events. Events of the aggregate that it refuses fail.
-type logbook struct{ refuse map[int64]bool }
+type logbook struct{ refuse map[event.ID]bool }
 
 func (logbook) Name() string      { return "logbook" }
 func (logbook) Wants(string) bool { return true }
@@ -49,7 +49,7 @@ type rig struct {
 	desk  *Desk
 }
 
-func newRig(t *testing.T, refuse ...int64) *rig {
+func newRig(t *testing.T, refuse ...event.ID) *rig {
 	t.Helper()
 	db := testkit.Postgres(t)
 	r := &rig{t: t, pool: db.Pool(t, postgres.RoleSystem), owner: db.Pool(t, postgres.RoleOwner)}
@@ -60,8 +60,8 @@ func newRig(t *testing.T, refuse ...int64) *rig {
 }
 
 // newDesk returns the Desk of another process.
-func (r *rig) newDesk(refuse ...int64) *Desk {
-	book := logbook{make(map[int64]bool)}
+func (r *rig) newDesk(refuse ...event.ID) *Desk {
+	book := logbook{make(map[event.ID]bool)}
 	for _, id := range refuse {
 		book.refuse[id] = true
 	}

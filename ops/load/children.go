@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"sort"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -16,6 +15,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/tidings/tidings/client"
+	"github.com/tidings/tidings/event"
 )
 
 // ChildSpec says which children to generate.
@@ -253,7 +253,7 @@ type newChild struct {
 // PlannedChild is a child of a plan.
 type PlannedChild struct {
 	Parent     int // the place in the plan of the child that it answers, before its own; -1 if it is not a reply
-	AuthorID   int64
+	AuthorID   event.ID
 	Body       string
 	Attributes map[string]any
 }
@@ -270,7 +270,7 @@ func (t *Children) Child(i int) PlannedChild {
 	}
 	return PlannedChild{
 		Parent:     int(t.parent[i]),
-		AuthorID:   1 + author,
+		AuthorID:   event.IDOf(1 + author),
 		Body:       words(rnd, min(1+int(math.Exp(2.5+0.9*rnd.NormFloat64())), maxWords)),
 		Attributes: t.kind.Attributes.Generate(rnd),
 	}
@@ -279,7 +279,7 @@ func (t *Children) Child(i int) PlannedChild {
 // content returns the body of the request that creates child i, without its parent.
 func (t *Children) content(i int) newChild {
 	c := t.Child(i)
-	return newChild{AuthorID: strconv.FormatInt(c.AuthorID, 10), Body: c.Body, Attributes: c.Attributes}
+	return newChild{AuthorID: c.AuthorID.String(), Body: c.Body, Attributes: c.Attributes}
 }
 
 // RunChildren writes the plan in phases: the children in order, each after the one that it answers;

@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/tidings/tidings/event"
 )
 
 func TestGeneratedThreadsAreThoseOfTheSpec(t *testing.T) {
@@ -223,7 +225,7 @@ func TestPlansFollowTheirKind(t *testing.T) {
 	plan := GenerateChildren(k, ChildSpec{Objects: 20, Children: 3000, Seed: 3})
 	type pair struct {
 		object int32
-		author int64
+		author event.ID
 	}
 	seen, stars, given := map[pair]bool{}, map[int64]int{}, map[string]int{}
 	check := func(all map[string]any) {

@@ -11,6 +11,8 @@ import (
 	"sort"
 	"strconv"
 	"strings"
+
+	"github.com/tidings/tidings/event"
 )
 
 // Spec says which graph to generate.
@@ -131,7 +133,7 @@ func Generate(spec Spec) iter.Seq[Edge] {
 				}
 			}
 			for _, to := range targets {
-				if !yield(Edge{From: int64(from) + 1, To: int64(to) + 1}) {
+				if !yield(Edge{From: event.ID(from) + 1, To: event.ID(to) + 1}) {
 					return
 				}
 			}

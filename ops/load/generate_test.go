@@ -27,7 +27,8 @@ func TestGenerate(t *testing.T) {
 			seen := map[Edge]bool{}
 			var all []Edge
 			for e := range Generate(c.spec) {
-				if c.spec.NoSelf && e.From == e.To || e.From < 1 || e.To < 1 || e.From > c.spec.Origins || e.To > c.spec.Targets {
+				if c.spec.NoSelf && e.From == e.To || e.From < 1 || e.To < 1 || int64(e.From) > c.spec.Origins ||
+					int64(e.To) > c.spec.Targets {
 					t.Fatalf("edge %v", e)
 				}
 				if seen[e] {

@@ -9,7 +9,6 @@ import (
 	"iter"
 	"math/rand/v2"
 	"net/http"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -233,7 +232,7 @@ func (l *Loader) setWaiting(why string) {
 
 // put sends one edge. Its errors are those of request.
 func (l *Loader) put(ctx context.Context, k EdgeKind, e Edge) (after time.Duration, err error) {
-	path := "/v1/" + k.Plural + "/" + strconv.FormatInt(e.From, 10) + "/" + strconv.FormatInt(e.To, 10)
+	path := "/v1/" + k.Plural + "/" + e.From.String() + "/" + e.To.String()
 	var attributes any
 	if e.Attributes != "" {
 		attributes = json.RawMessage(e.Attributes)

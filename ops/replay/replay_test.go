@@ -150,22 +150,24 @@ func (r *rig) write(ctx context.Context, rng *rand.Rand, n int64, comments *[]st
 	meta := store.Meta{Actor: "test"}
 	switch rng.IntN(10) {
 	case 8:
-		_, err := r.store.PutEdges(ctx, tenant, memberships, []store.EdgeWrite{{Meta: meta, From: 1 + rng.Int64N(20), To: 1 + rng.Int64N(5),
+		_, err := r.store.PutEdges(ctx, tenant, memberships, []store.EdgeWrite{{Meta: meta,
+			From: event.IDOf(1 + rng.Int64N(20)), To: event.IDOf(1 + rng.Int64N(5)),
 			Attributes: json.RawMessage([]string{`{"role":"member"}`, `{"role":"owner"}`}[rng.IntN(2)])}})
 		return err
 	case 9:
 		_, err := r.store.RemoveEdges(ctx, tenant, memberships,
-			[]store.EdgeWrite{{Meta: meta, From: 1 + rng.Int64N(20), To: 1 + rng.Int64N(5)}})
+			[]store.EdgeWrite{{Meta: meta, From: event.IDOf(1 + rng.Int64N(20)), To: event.IDOf(1 + rng.Int64N(5))}})
 		return err
 	case 0:
-		_, err := r.store.PutEdges(ctx, tenant, follows, []store.EdgeWrite{{Meta: meta, From: 1_000_000 + n, To: growingUser}})
+		_, err := r.store.PutEdges(ctx, tenant, follows, []store.EdgeWrite{{Meta: meta, From: event.IDOf(1_000_000 + n), To: growingUser}})
 		return err
 	case 1, 2:
-		_, err := r.store.PutEdges(ctx, tenant, follows, []store.EdgeWrite{{Meta: meta, From: 1 + rng.Int64N(20), To: 21 + rng.Int64N(20)}})
+		_, err := r.store.PutEdges(ctx, tenant, follows, []store.EdgeWrite{{Meta: meta,
+			From: event.IDOf(1 + rng.Int64N(20)), To: event.IDOf(21 + rng.Int64N(20))}})
 		return err
 	case 3:
 		_, err := r.store.RemoveEdges(ctx, tenant, follows,
-			[]store.EdgeWrite{{Meta: meta, From: 1 + rng.Int64N(20), To: 21 + rng.Int64N(20)}})
+			[]store.EdgeWrite{{Meta: meta, From: event.IDOf(1 + rng.Int64N(20)), To: event.IDOf(21 + rng.Int64N(20))}})
 		return err
 	case 4:
 		_, err := r.store.CreateChildren(ctx, tenant, kinds.Builtin().Children["comment"],
@@ -200,7 +202,7 @@ func (r *rig) write(ctx context.Context, rng *rand.Rand, n int64, comments *[]st
 			return err
 		}
 		_, err := r.store.SetThreads(ctx, tenant, kinds.Builtin().Children["comment"],
-			[]store.ThreadSettings{{Meta: meta, Object: 1 + rng.Int64N(3), Title: fmt.Sprintf("title %d", n)}})
+			[]store.ThreadSettings{{Meta: meta, Object: event.IDOf(1 + rng.Int64N(3)), Title: fmt.Sprintf("title %d", n)}})
 		return err
 	}
 }
@@ -277,7 +279,7 @@ func (r *rig) readers() (stop func()) {
 
 func (r *rig) read(ctx context.Context) (now seen, err error) {
 	err = postgres.InTenant(ctx, r.api, tenant, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		counts, err := followercounts.ReadCounts(ctx, tx, []string{follows.Name}, []int64{growingUser})
+		counts, err := followercounts.ReadCounts(ctx, tx, []string{follows.Name}, []event.ID{growingUser})
 		if err != nil {
 			return err
 		}
@@ -512,7 +514,7 @@ func TestAStreamThatGrewAgainEndsInTheTruth(t *testing.T) {
 	r := newRigOn(t, b)
 	p := followercounts.New(kinds.Builtin)
 	live, _ := r.live(p)
-	follow := func(from, to int64) {
+	follow := func(from, to event.ID) {
 		t.Helper()
 		for id := from; id < to; id++ {
 			w := store.EdgeWrite{Meta: store.Meta{Actor: "test"}, From: id, To: 10_000 + id}

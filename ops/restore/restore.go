@@ -29,9 +29,9 @@ import (
 // projections, and the following.
 type Deps struct {
 	verify.Deps
-	TruthKinds *kinds.Set                                            // the kinds that the truth knows
-	Erase      func(ctx context.Context, tenant, person int64) error // runs an erasure
-	Replay     func(ctx context.Context, consumer string) error      // replays a consumer
+	TruthKinds *kinds.Set                                                     // the kinds that the truth knows
+	Erase      func(ctx context.Context, tenant int64, person event.ID) error // runs an erasure
+	Replay     func(ctx context.Context, consumer string) error               // replays a consumer
 }
 
 // Options control a restore.
@@ -231,17 +231,17 @@ func (r *restore) histories(ctx context.Context) error {
 // ofErasedPerson reports whether an entity belongs to an erased person. The truth no longer has it,
 // but a history from before the erasure may.
 func (r *restore) ofErasedPerson(persons []broker.ErasedPerson, e event.Event) (bool, error) {
-	is := func(id int64) bool {
+	is := func(id event.ID) bool {
 		return slices.ContainsFunc(persons, func(p broker.ErasedPerson) bool { return p.TenantID == e.TenantID && p.PersonID == id })
 	}
 	if k, ok := r.Kinds().Child(e.AggregateType); ok {
 		c, err := e.DecodeChild(k.Names())
-		return is(int64(c.AuthorID)), err
+		return is(c.AuthorID), err
 	}
 	k := r.Kinds().Edges[e.AggregateType]
 	edge, err := e.DecodeEdge(k.Names())
 	ends := k.EndsAt(kinds.Author)
-	return slices.Contains(ends, kinds.From) && is(int64(edge.From)) || slices.Contains(ends, kinds.To) && is(int64(edge.To)), err
+	return slices.Contains(ends, kinds.From) && is(edge.From) || slices.Contains(ends, kinds.To) && is(edge.To), err
 }
 
 // renew replaces the partitions that this run did not create. A reader may be ahead of a stream

@@ -137,7 +137,7 @@ func (d Deps) repairKeys(ctx context.Context, p projections.Projection, keys []p
 				if err != nil {
 					return err
 				}
-				rest, err = p.Repair(ctx, tx, d.Truth, left, func(tenant int64, aggregateType string, aggregateID int64) bool {
+				rest, err = p.Repair(ctx, tx, d.Truth, left, func(tenant int64, aggregateType string, aggregateID event.ID) bool {
 					return parked(tenant, aggregateType, aggregateID) || dead(tenant, aggregateType, aggregateID)
 				})
 				return err

@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/kinds"
@@ -26,7 +27,7 @@ func TestARepairBringsTheKeysAloneToTheTruth(t *testing.T) {
 	pool, p := db.Pool(t, postgres.RoleSystem), followercounts.New(kinds.Builtin)
 	var writes []store.EdgeWrite
 	for to := int64(2); to <= 4; to++ {
-		writes = append(writes, store.EdgeWrite{Meta: store.Meta{Actor: "test"}, From: 1, To: to})
+		writes = append(writes, store.EdgeWrite{Meta: store.Meta{Actor: "test"}, From: 1, To: event.IDOf(to)})
 	}
 	if _, err := store.New(db.Pool(t, postgres.RoleAPI), func(int) {}).PutEdges(ctx, 1,
 		kinds.Builtin().Edges["follow"], writes); err != nil {
@@ -39,7 +40,7 @@ func TestARepairBringsTheKeysAloneToTheTruth(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := verify.Deps{Sources: status.Sources{Truth: pool, Projections: pool}, Fleet: []projections.Projection{p}, Kinds: kinds.Builtin}
-	for _, to := range []int64{2, 3} {
+	for _, to := range []event.ID{2, 3} {
 		if err := verify.RepairKeys(ctx, d, p, projections.Key{Type: "follow", TenantID: 1, Aggregate: to, Other: 1}); err != nil {
 			t.Fatal(err)
 		}
@@ -76,7 +77,7 @@ func TestReadersDoNotWaitForARepair(t *testing.T) {
 	followers := func() (n int64) {
 		t.Helper()
 		if err := postgres.InTenant(ctx, api, 1, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-			all, err := followercounts.ReadCounts(ctx, tx, []string{follows.Name}, []int64{2})
+			all, err := followercounts.ReadCounts(ctx, tx, []string{follows.Name}, []event.ID{2})
 			n = all[followercounts.Object{Kind: follows.Name, ID: 2}].Incoming
 			return err
 		}); err != nil {

@@ -28,6 +28,7 @@ import (
 	"github.com/johannesboyne/gofakes3/backend/s3mem"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/outbox"
@@ -893,7 +894,7 @@ func TestARedactionRewritesOnlyWhatChanges(t *testing.T) {
 	r := newRig(t, 30)
 	r.export()
 	for _, who := range [][2]int64{{8, 1}, {7, 77}} {
-		if got, err := r.Redact(t.Context(), who[0], who[1], erase); err != nil || !cmp.Equal(got, Redacted{Files: 1}) {
+		if got, err := r.Redact(t.Context(), who[0], event.IDOf(who[1]), erase); err != nil || !cmp.Equal(got, Redacted{Files: 1}) {
 			t.Errorf("user %d of tenant %d: %+v, %v", who[1], who[0], got, err)
 		}
 	}
@@ -984,7 +985,7 @@ func TestARedactionReadsOnlyTheFilesThatNameThePerson(t *testing.T) {
 		t.Helper()
 		id, err := strconv.ParseInt(person, 10, 64)
 		must(err)
-		got, err := r.Redact(t.Context(), 7, id, blank(person))
+		got, err := r.Redact(t.Context(), 7, event.IDOf(id), blank(person))
 		if err != nil || len(got.Unread) != len(unread) {
 			t.Fatalf("%s: %+v, %v", person, got, err)
 		}

@@ -38,7 +38,7 @@ const indexBytes = 8 << 20
 
 // indexer builds the index of an export while its segments are written.
 type indexer struct {
-	ids map[int64]map[int64]bool // of the present segment, by tenant
+	ids map[int64]map[event.ID]bool // of the present segment, by tenant
 	buf bytes.Buffer
 	zip *gzip.Writer
 }
@@ -57,9 +57,9 @@ func (x *indexer) add(line []byte) error {
 		of := x.ids[row.TenantID]
 		if of == nil {
 			if x.ids == nil {
-				x.ids = make(map[int64]map[int64]bool)
+				x.ids = make(map[int64]map[event.ID]bool)
 			}
-			of = make(map[int64]bool)
+			of = make(map[event.ID]bool)
 			x.ids[row.TenantID] = of
 		}
 		of[id] = true
@@ -75,7 +75,7 @@ func (x *indexer) end(segment string) error {
 	for _, tenant := range slices.Sorted(maps.Keys(x.ids)) {
 		line := indexLine{Segment: segment, TenantID: tenant}
 		for _, id := range slices.Sorted(maps.Keys(x.ids[tenant])) {
-			line.IDs = append(line.IDs, strconv.FormatInt(id, 10))
+			line.IDs = append(line.IDs, id.String())
 		}
 		text, err := json.Marshal(line)
 		if err != nil {
@@ -110,7 +110,7 @@ func (w *writer) flushIndex(ctx context.Context, last bool) error {
 
 // naming returns the segments of an export that may have rows about a person, according to its
 // index. Without a readable index it returns all segments.
-func (s *Store) naming(ctx context.Context, b *bucket, e Export, m Manifest, tenant, person int64) (map[string]bool, error) {
+func (s *Store) naming(ctx context.Context, b *bucket, e Export, m Manifest, tenant int64, person event.ID) (map[string]bool, error) {
 	found, indexed := make(map[string]bool), len(m.Index) > 0
 	for _, x := range m.Index {
 		s.filesRead++
@@ -132,9 +132,9 @@ func (s *Store) naming(ctx context.Context, b *bucket, e Export, m Manifest, ten
 
 // readIndex adds the segments that an index file lists for the person. ErrDamaged: the file differs
 // from what was written.
-func readIndex(ctx context.Context, b *bucket, dir string, x Index, tenant, person int64, found map[string]bool) error {
-	quoted := func(id int64) []byte { return strconv.AppendQuote(nil, strconv.FormatInt(id, 10)) }
-	of, him, anybody := append([]byte(`"tenant_id":`), quoted(tenant)...), quoted(person), quoted(0)
+func readIndex(ctx context.Context, b *bucket, dir string, x Index, tenant int64, person event.ID, found map[string]bool) error {
+	quoted := func(id event.ID) []byte { return strconv.AppendQuote(nil, id.String()) }
+	of, him, anybody := append([]byte(`"tenant_id":`), quoted(event.IDOf(tenant))...), quoted(person), quoted(0)
 	return b.read(ctx, dir+"/"+x.Name, func(r io.Reader) error {
 		content, err := io.ReadAll(io.LimitReader(r, x.Bytes+1))
 		if err != nil {
@@ -157,7 +157,7 @@ func readIndex(ctx context.Context, b *bucket, dir string, x Index, tenant, pers
 			if err := json.Unmarshal(lines.Bytes(), &line); err != nil {
 				return fmt.Errorf("%w: %w", ErrDamaged, err)
 			}
-			if line.TenantID == tenant && (slices.Contains(line.IDs, strconv.FormatInt(person, 10)) || slices.Contains(line.IDs, "0")) {
+			if line.TenantID == tenant && (slices.Contains(line.IDs, person.String()) || slices.Contains(line.IDs, "0")) {
 				found[line.Segment] = true
 			}
 		}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/outbox"
 )
 
@@ -47,7 +48,7 @@ type Redacted struct {
 // When Redact returns nil and Unread is empty, the old files of changed and ended exports are gone
 // from the store. A store that keeps deleted versions of objects still has them. After an error
 // some exports may be redacted: run it again. A run that returns 0 proves that nothing is left.
-func (s *Store) Redact(ctx context.Context, tenant, person int64, redact func(row *Row) (changed bool)) (r Redacted, err error) {
+func (s *Store) Redact(ctx context.Context, tenant int64, person event.ID, redact func(row *Row) (changed bool)) (r Redacted, err error) {
 	_, left, err := s.sweep(ctx, true) // an earlier attempt or a partial export has data that this one must remove
 	if err != nil {
 		return r, err
@@ -65,7 +66,8 @@ func (s *Store) Redact(ctx context.Context, tenant, person int64, redact func(ro
 
 // PreviewRedaction returns the number of rows that Redact would change, and changes nothing. It
 // also compares what the places list with what is complete. It needs no fence.
-func (s *Store) PreviewRedaction(ctx context.Context, tenant, person int64, redact func(row *Row) (changed bool)) (Redacted, error) {
+func (s *Store) PreviewRedaction(ctx context.Context, tenant int64, person event.ID,
+	redact func(row *Row) (changed bool)) (Redacted, error) {
 	r, err := s.redactAll(ctx, tenant, person, true, redact)
 	if err != nil {
 		return r, err
@@ -83,7 +85,8 @@ func (s *Store) PreviewRedaction(ctx context.Context, tenant, person int64, reda
 	return r, err
 }
 
-func (s *Store) redactAll(ctx context.Context, tenant, person int64, dryRun bool, redact func(row *Row) bool) (r Redacted, err error) {
+func (s *Store) redactAll(ctx context.Context, tenant int64, person event.ID, dryRun bool,
+	redact func(row *Row) bool) (r Redacted, err error) {
 	all, err := s.List(ctx)
 	if err != nil {
 		return r, err
@@ -104,7 +107,7 @@ func (s *Store) redactAll(ctx context.Context, tenant, person int64, dryRun bool
 }
 
 // redact first finds the segments that change, and only then makes a redacted copy of the export.
-func (s *Store) redact(ctx context.Context, e Export, tenant, person int64, dryRun bool, redact func(row *Row) bool) (int, error) {
+func (s *Store) redact(ctx context.Context, e Export, tenant int64, person event.ID, dryRun bool, redact func(row *Row) bool) (int, error) {
 	b, err := s.open(ctx, e.URL)
 	if err != nil {
 		return 0, err

@@ -27,12 +27,14 @@ func BenchmarkApply(b *testing.B) {
 	for _, c := range []struct {
 		name    string
 		splitAt int64
-		pick    func(n int64) (follower, followee int64)
+		pick    func(n int64) (follower, followee event.ID)
 	}{
-		{"random", splitAt, func(int64) (int64, int64) { return 1 + r.Int64N(users), 1 + users + r.Int64N(users) }},
-		{"celebrity in one shard", math.MaxInt64 / maxShards, func(n int64) (int64, int64) { return 10 + n, 1 }},
-		{"celebrity in 64 shards", 1, func(n int64) (int64, int64) { return 10 + n, 1 }},
-		{"massfollower", splitAt, func(n int64) (int64, int64) { return 1, 10 + n }},
+		{"random", splitAt, func(int64) (event.ID, event.ID) {
+			return event.IDOf(1 + r.Int64N(users)), event.IDOf(1 + users + r.Int64N(users))
+		}},
+		{"celebrity in one shard", math.MaxInt64 / maxShards, func(n int64) (event.ID, event.ID) { return event.IDOf(10 + n), 1 }},
+		{"celebrity in 64 shards", 1, func(n int64) (event.ID, event.ID) { return event.IDOf(10 + n), 1 }},
+		{"massfollower", splitAt, func(n int64) (event.ID, event.ID) { return 1, event.IDOf(10 + n) }},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			pool := testkit.Postgres(b).Pool(b, postgres.RoleSystem)

@@ -39,7 +39,10 @@ func (p Projection) Wants(aggregateType string) bool {
 }
 
 // key names an edge of a kind.
-type key struct{ tenant, from, to int64 }
+type key struct {
+	tenant   int64
+	from, to event.ID
+}
 
 func (k key) compare(o key) int {
 	return cmp.Or(cmp.Compare(k.tenant, o.tenant), cmp.Compare(k.from, o.from), cmp.Compare(k.to, o.to))
@@ -75,7 +78,10 @@ func stateOf(k kinds.Edge, e *event.Edge) (state, error) {
 }
 
 // object is one side of edges of a kind.
-type object struct{ tenant, id int64 }
+type object struct {
+	tenant int64
+	id     event.ID
+}
 
 // Apply applies the events to edges and counts in the caller's transaction. A count changes by the
 // difference between an edge's states before and after the batch. A payload that does not decode is
@@ -109,7 +115,7 @@ func (p Projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) 
 
 // put stores the edge unless the batch has a newer version of it.
 func (b batch) put(tenant int64, kind kinds.Edge, e *event.Edge) error {
-	k := key{tenant, int64(e.From), int64(e.To)}
+	k := key{tenant, e.From, e.To}
 	if e.Version <= b[kind.Name][k].version {
 		return nil
 	}
@@ -171,7 +177,7 @@ func writeEdges(ctx context.Context, tx pgx.Tx, kind string, last map[key]state)
 	}
 	slices.SortFunc(keys, key.compare)
 	n := len(keys)
-	tenants, froms, tos := make([]int64, n), make([]int64, n), make([]int64, n)
+	tenants, froms, tos := make([]int64, n), make([]event.ID, n), make([]event.ID, n)
 	actives, versions, positions, hashes := make([]bool, n), make([]int64, n), make([]time.Time, n), make([]int32, n)
 	var filters, attributes []*string // nil if no edge has attributes
 	for i, k := range keys {
@@ -302,7 +308,8 @@ func (p Projection) addCounts(ctx context.Context, tx pgx.Tx, kind string, delta
 }
 
 func countArgs(kind string, deltas map[object]Counts) postgres.Args {
-	var tenants, objects, incoming, outgoing []int64
+	var tenants, incoming, outgoing []int64
+	var objects []event.ID
 	for o, d := range deltas {
 		tenants, objects = append(tenants, o.tenant), append(objects, o.id)
 		incoming, outgoing = append(incoming, d.Incoming), append(outgoing, d.Outgoing)

@@ -55,16 +55,16 @@ func (l lifecycle) position(version int64) time.Time {
 
 var roles = []string{"member", "moderator", "owner"}
 
-func (l lifecycle) role(from, version int64) string {
+func (l lifecycle) role(from event.ID, version int64) string {
 	if len(l.Attributes) == 0 {
 		return ""
 	}
-	return roles[(from+version)%3]
+	return roles[(int64(from)+version)%3]
 }
 
 // event returns the event of an edge's version.
-func (l lifecycle) event(tenant, from, to, version int64) event.Event {
-	e := event.Edge{From: event.ID(from), To: event.ID(to), Status: event.StatusActive, Version: version, Actor: "test"}
+func (l lifecycle) event(tenant int64, from, to event.ID, version int64) event.Event {
+	e := event.Edge{From: from, To: to, Status: event.StatusActive, Version: version, Actor: "test"}
 	typ := event.Updated
 	switch {
 	case !l.active(version):
@@ -120,9 +120,9 @@ func TestStatements(t *testing.T) {
 	}
 }
 
-func (l lifecycle) counts(t testing.TB, pool *pgxpool.Pool, tenant int64, ids ...int64) map[int64]Counts {
+func (l lifecycle) counts(t testing.TB, pool *pgxpool.Pool, tenant int64, ids ...event.ID) map[event.ID]Counts {
 	t.Helper()
-	got := make(map[int64]Counts)
+	got := make(map[event.ID]Counts)
 	inTenant(t, pool, tenant, func(ctx context.Context, tx pgx.Tx) error {
 		all, err := ReadCounts(ctx, tx, []string{l.Name}, ids)
 		for _, id := range ids {
@@ -170,7 +170,7 @@ func TestCountsMoveOnlyWhenAnEdgesStateDoes(t *testing.T) {
 		}
 	}
 	inTenant(t, pool, 1, func(ctx context.Context, tx pgx.Tx) error {
-		got, err := ReadCounts(ctx, tx, []string{"follow", "like", "membership", "share"}, []int64{7, 9, 100})
+		got, err := ReadCounts(ctx, tx, []string{"follow", "like", "membership", "share"}, []event.ID{7, 9, 100})
 		want := map[Object]Counts{{"follow", 7}: {1, 0}, {"follow", 9}: {0, 1}, {"membership", 7}: {1, 0}, {"membership", 9}: {0, 1},
 			{"like", 7}: {1, 0}, {"like", 9}: {0, 1}}
 		if diff := cmp.Diff(want, got); diff != "" {
@@ -242,8 +242,11 @@ func TestAnyDeliveryEndsInAFoldOfTheTruth(t *testing.T) {
 			var batch []event.Event
 			for range rapid.IntRange(0, 12).Draw(rt, "events") {
 				l := rapid.SampledFrom(tested).Draw(rt, "kind")
-				a := rapid.Int64Range(1, ids).Draw(rt, "from")
-				b := rapid.Int64Range(1, ids).Filter(func(b int64) bool { return b != a || !l.NoSelf() }).Draw(rt, "to")
+				a := event.IDOf(rapid.Int64Range(1, ids).Draw(rt, "from"))
+				b := event.IDOf(rapid.Int64Range(1, ids).Filter(func(b int64) bool {
+					return event.IDOf(b) != a ||
+						!l.NoSelf()
+				}).Draw(rt, "to"))
 				v := rapid.Int64Range(1, 8).Draw(rt, "version")
 				batch = append(batch, l.event(tenant, a, b, v))
 				newest[l.Name][key{tenant, a, b}] = max(newest[l.Name][key{tenant, a, b}], v)
@@ -264,7 +267,7 @@ func TestAnyDeliveryEndsInAFoldOfTheTruth(t *testing.T) {
 }
 
 // line is an edge as a page has it.
-func (l lifecycle) line(k key, id, version int64) Edge {
+func (l lifecycle) line(k key, id event.ID, version int64) Edge {
 	e := Edge{ID: id, PositionedAt: l.position(version)}
 	if role := l.role(k.from, version); role != "" {
 		e.Attributes = json.RawMessage(`{"role": "` + role + `"}`)
@@ -279,16 +282,16 @@ func newestFirst(a, b Edge) int {
 	return int(b.ID - a.ID)
 }
 
-func (l lifecycle) compare(ctx context.Context, tx pgx.Tx, newest map[key]int64, ids int64) error {
-	incoming, outgoing := map[int64][]Edge{}, map[int64][]Edge{}
+func (l lifecycle) compare(ctx context.Context, tx pgx.Tx, newest map[key]int64, ids event.ID) error {
+	incoming, outgoing := map[event.ID][]Edge{}, map[event.ID][]Edge{}
 	for k, v := range newest {
 		if l.active(v) {
 			incoming[k.to] = append(incoming[k.to], l.line(k, k.from, v))
 			outgoing[k.from] = append(outgoing[k.from], l.line(k, k.to, v))
 		}
 	}
-	for id := int64(1); id <= ids; id++ {
-		got, err := ReadCounts(ctx, tx, []string{l.Name}, []int64{id})
+	for id := event.ID(1); id <= ids; id++ {
+		got, err := ReadCounts(ctx, tx, []string{l.Name}, []event.ID{id})
 		if err != nil {
 			return err
 		}
@@ -297,7 +300,7 @@ func (l lifecycle) compare(ctx context.Context, tx pgx.Tx, newest map[key]int64,
 		}
 		for _, side := range []struct {
 			want []Edge
-			read func(context.Context, pgx.Tx, kinds.Edge, int64, string, *EdgeCursor, int) ([]Edge, error)
+			read func(context.Context, pgx.Tx, kinds.Edge, event.ID, string, *EdgeCursor, int) ([]Edge, error)
 			by   []string // filters
 		}{{incoming[id], Incoming, l.filters()}, {outgoing[id], unfiltered, []string{""}}} {
 			slices.SortFunc(side.want, newestFirst)
@@ -305,7 +308,9 @@ func (l lifecycle) compare(ctx context.Context, tx pgx.Tx, newest map[key]int64,
 				want := slices.DeleteFunc(slices.Clone(side.want),
 					func(e Edge) bool { return !strings.Contains(string(e.Attributes), filter) })
 				const limit = 2
-				got, err := walk(func(after *EdgeCursor) ([]Edge, error) { return side.read(ctx, tx, l.Edge, id, filter, after, limit) },
+				got, err := walk(func(after *EdgeCursor) ([]Edge, error) {
+					return side.read(ctx, tx, l.Edge, id, filter, after, limit)
+				},
 					limit)
 				if err != nil {
 					return err
@@ -327,18 +332,18 @@ func (l lifecycle) filters() []string {
 	return []string{""}
 }
 
-func unfiltered(ctx context.Context, tx pgx.Tx, k kinds.Edge, id int64, _ string, after *EdgeCursor, limit int) ([]Edge, error) {
+func unfiltered(ctx context.Context, tx pgx.Tx, k kinds.Edge, id event.ID, _ string, after *EdgeCursor, limit int) ([]Edge, error) {
 	return Outgoing(ctx, tx, k, id, after, limit)
 }
 
-func (l lifecycle) compareRelations(ctx context.Context, tx pgx.Tx, incoming, outgoing map[int64][]Edge, ids int64) error {
-	find := func(edges []Edge, id int64) int {
+func (l lifecycle) compareRelations(ctx context.Context, tx pgx.Tx, incoming, outgoing map[event.ID][]Edge, ids event.ID) error {
+	find := func(edges []Edge, id event.ID) int {
 		return slices.IndexFunc(edges, func(e Edge) bool { return e.ID == id })
 	}
 	var pairs []Pair
 	var want []Relation
-	for a := int64(1); a <= ids; a++ {
-		for b := int64(1); b <= ids; b++ {
+	for a := event.ID(1); a <= ids; a++ {
+		for b := event.ID(1); b <= ids; b++ {
 			pairs = append(pairs, Pair{a, b})
 			r := Relation{Back: find(incoming[a], b) >= 0}
 			if i := find(outgoing[a], b); i >= 0 {
@@ -396,7 +401,7 @@ func TestMutualsOfTheCelebratedAreTheBeginningOfTheList(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct {
-		user, other  int64
+		user, other  event.ID
 		limit, found int
 		truncated    bool
 	}{
@@ -446,7 +451,7 @@ func TestBatchesThatShareAccountsDoNotDeadlock(t *testing.T) {
 					for a := int64(1); a <= users; a++ {
 						for b := int64(1); b <= users; b++ {
 							if a != b && b%2 == w {
-								events = append(events, tested[0].event(1, a, b, version))
+								events = append(events, tested[0].event(1, event.IDOf(a), event.IDOf(b), version))
 							}
 						}
 					}
@@ -556,7 +561,7 @@ func testMend(t *testing.T, pool *pgxpool.Pool, verify func() []string) {
 	if _, err := projection.Verify(ctx, pool, pool, func(d projections.Difference) { keys = append(keys, d.Key) }); err != nil {
 		t.Fatal(err)
 	}
-	nothing := func(int64, string, int64) bool { return false }
+	nothing := func(int64, string, event.ID) bool { return false }
 	if err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		_, err := projection.Repair(ctx, tx, pool, keys, nothing)
 		return err

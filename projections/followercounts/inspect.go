@@ -20,9 +20,9 @@ const InspectMost = 10_000
 // InspectEdges compares up to limit edges of the kind from an object with the projection's edges,
 // by target, after the target after (0: from the first). It returns the last target, or 0 at the
 // end. Both pools act as the system role. Cost: one range on each side.
-func InspectEdges(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Edge, tenant, from, after int64,
-	limit int) (page []projections.Diff, next int64, err error) {
-	behind := &store.State[event.Edge]{TenantID: tenant, Object: event.Edge{From: event.ID(from), To: event.ID(after)}}
+func InspectEdges(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Edge, tenant int64, from, after event.ID,
+	limit int) (page []projections.Diff, next event.ID, err error) {
+	behind := &store.State[event.Edge]{TenantID: tenant, Object: event.Edge{From: from, To: after}}
 	last, err := projections.Window(ofObject(projections.Of(store.ScanEdges(ctx, truth, k, behind, limit), wanted(k)), tenant, from),
 		ofObject(edges(ctx, projection, k.Name, edgeRow{TenantID: tenant, From: from, To: after}, limit), tenant, from),
 		limit, (*edgeRow).compare, func(want, got *edgeRow) { page = append(page, diffEdge(k, want, got)) })
@@ -37,7 +37,8 @@ func InspectEdges(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.
 
 // InspectEdge compares one edge like InspectEdges. It returns an empty Diff if neither side has the
 // edge.
-func InspectEdge(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Edge, tenant, from, to int64) (projections.Diff, error) {
+func InspectEdge(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Edge, tenant int64, from,
+	to event.ID) (projections.Diff, error) {
 	page, _, err := InspectEdges(ctx, truth, projection, k, tenant, from, to-1, 1)
 	if err != nil || len(page) == 0 || page[0].Key.Aggregate != to {
 		return projections.Diff{}, err
@@ -46,7 +47,7 @@ func InspectEdge(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.E
 }
 
 // ofObject yields the edges of one object and ends behind them.
-func ofObject(all iter.Seq2[*edgeRow, error], tenant, from int64) iter.Seq2[*edgeRow, error] {
+func ofObject(all iter.Seq2[*edgeRow, error], tenant int64, from event.ID) iter.Seq2[*edgeRow, error] {
 	return func(yield func(*edgeRow, error) bool) {
 		for r, err := range all {
 			if err == nil && (r.TenantID != tenant || r.From != from) || !yield(r, err) {
@@ -70,8 +71,8 @@ SELECT /* followercounts.inspect_counts */
 // list, because the truth has no index by target. exact is false if an object has InspectMost edges
 // or more, of which it did not count all. It omits such a number unless the projection's count is
 // lower. Both pools act as the system role.
-func InspectCounts(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Edge, objectType string, tenant,
-	object int64) (b projections.Diff, exact bool, err error) {
+func InspectCounts(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Edge, objectType string,
+	tenant int64, object event.ID) (b projections.Diff, exact bool, err error) {
 	b = projections.Diff{InTruth: true, InProjection: true,
 		Difference: projections.Difference{Projection: Name, TenantID: tenant, Entity: fmt.Sprintf("counts of %s %d", objectType, object),
 			Key: projections.Key{Type: k.Name, TenantID: tenant, Aggregate: object}}}

@@ -22,8 +22,8 @@ func TestInspectionPutsEdgesBesideTheProjection(t *testing.T) {
 	s, k := store.New(db.Pool(t, postgres.RoleAPI), nil), kinds.Builtin().Edges["follow"]
 	var puts []store.EdgeWrite
 	for to := int64(2); to <= 8; to++ {
-		puts = append(puts, store.EdgeWrite{Meta: store.Meta{Actor: "test"}, From: 1, To: to},
-			store.EdgeWrite{Meta: store.Meta{Actor: "test"}, From: to, To: 1})
+		puts = append(puts, store.EdgeWrite{Meta: store.Meta{Actor: "test"}, From: 1, To: event.IDOf(to)},
+			store.EdgeWrite{Meta: store.Meta{Actor: "test"}, From: event.IDOf(to), To: 1})
 	}
 	if _, err := s.PutEdges(ctx, 1, k, puts); err != nil {
 		t.Fatal(err)
@@ -42,7 +42,7 @@ func TestInspectionPutsEdgesBesideTheProjection(t *testing.T) {
 			all = append(all, fmt.Sprint(d.Entity, " ", d.Field, ": ", d.Want, ", ", d.Got))
 		}
 		pages := 0
-		for after := int64(0); pages == 0 || after != 0; pages++ {
+		for after := event.ID(0); pages == 0 || after != 0; pages++ {
 			page, next, err := InspectEdges(ctx, system, system, k, 1, 1, after, 3)
 			if err != nil {
 				t.Fatal(err)
@@ -81,7 +81,8 @@ func TestInspectionPutsEdgesBesideTheProjection(t *testing.T) {
 		t.Errorf("an edge that the projection lacks: %+v, %v", b, err)
 	}
 	for _, other := range [][3]int64{{1, 1, 9}, {2, 1, 6}} {
-		if b, err := InspectEdge(ctx, system, system, k, other[0], other[1], other[2]); err != nil || b.InTruth || b.InProjection {
+		if b, err := InspectEdge(ctx, system, system, k, other[0], event.IDOf(other[1]),
+			event.IDOf(other[2])); err != nil || b.InTruth || b.InProjection {
 			t.Errorf("no edge: %+v, %v", b, err)
 		}
 	}

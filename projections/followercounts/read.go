@@ -17,7 +17,7 @@ import (
 // Edge is one entry of a page: the object at the other end, the time when the edge last became
 // active, and its attributes.
 type Edge struct {
-	ID           int64
+	ID           event.ID
 	PositionedAt time.Time
 	Attributes   json.RawMessage
 }
@@ -26,7 +26,7 @@ type Edge struct {
 // lost between two pages.
 type EdgeCursor struct {
 	PositionedAt time.Time
-	ID           int64
+	ID           event.ID
 }
 
 // Counts are the numbers of an object's active incoming and outgoing edges of a kind.
@@ -66,7 +66,7 @@ SELECT /* followercounts.incoming */ page.id, page.positioned_at, page.attribute
 // after; a nil after means from the newest. With a filter it returns the edges whose filter
 // attribute has this value. The transaction's tenant is set. Cost: limit index rows for each of the
 // object's shards; almost every object has one shard.
-func Incoming(ctx context.Context, tx pgx.Tx, k kinds.Edge, id int64, filter string, after *EdgeCursor, limit int) ([]Edge, error) {
+func Incoming(ctx context.Context, tx pgx.Tx, k kinds.Edge, id event.ID, filter string, after *EdgeCursor, limit int) ([]Edge, error) {
 	return page(ctx, tx, incomingSQL, k, id, filter, after, limit)
 }
 
@@ -82,11 +82,11 @@ SELECT /* followercounts.outgoing */ to_id AS id, positioned_at, {attributes} AS
 
 // Outgoing is like Incoming for the edges that begin at the object, without a filter. Cost: limit
 // index rows.
-func Outgoing(ctx context.Context, tx pgx.Tx, k kinds.Edge, id int64, after *EdgeCursor, limit int) ([]Edge, error) {
+func Outgoing(ctx context.Context, tx pgx.Tx, k kinds.Edge, id event.ID, after *EdgeCursor, limit int) ([]Edge, error) {
 	return page(ctx, tx, outgoingSQL, k, id, "", after, limit)
 }
 
-func page(ctx context.Context, tx pgx.Tx, list listSQL, k kinds.Edge, id int64, filter string, after *EdgeCursor,
+func page(ctx context.Context, tx pgx.Tx, list listSQL, k kinds.Edge, id event.ID, filter string, after *EdgeCursor,
 	limit int) ([]Edge, error) {
 	args := postgres.Args{"kind": k.Name, "id": id, "limit": limit, "positioned_at": any("infinity"), "after": int64(0)}
 	if after != nil {
@@ -110,7 +110,7 @@ func page(ctx context.Context, tx pgx.Tx, list listSQL, k kinds.Edge, id int64, 
 // Object is one end of edges of a kind.
 type Object struct {
 	Kind string
-	ID   int64
+	ID   event.ID
 }
 
 // countsSQL reads the counts of objects. Index: edge_counts_pkey, a probe for each object and kind.
@@ -122,7 +122,7 @@ SELECT /* followercounts.counts */ kind, object_id, incoming, outgoing
 
 // ReadCounts returns the counts of the objects by kind. An object without a row is not in the map.
 // The transaction's tenant is set.
-func ReadCounts(ctx context.Context, tx pgx.Tx, names []string, ids []int64) (map[Object]Counts, error) {
+func ReadCounts(ctx context.Context, tx pgx.Tx, names []string, ids []event.ID) (map[Object]Counts, error) {
 	all := make(map[Object]Counts, len(names)*len(ids))
 	rows, _ := tx.Query(ctx, countsSQL, postgres.Args{"kinds": names, "ids": ids})
 	var o Object
@@ -149,9 +149,9 @@ SELECT /* followercounts.reached */ NOT EXISTS (
 // later one. The transaction's tenant is set.
 func (Projection) Reached(ctx context.Context, tx pgx.Tx, refs []event.Ref) (reached bool, err error) {
 	n := len(refs)
-	names, froms, tos, versions := make([]string, n), make([]int64, n), make([]int64, n), make([]int64, n)
+	names, froms, tos, versions := make([]string, n), make([]event.ID, n), make([]event.ID, n), make([]int64, n)
 	for i, r := range refs {
-		names[i], froms[i], tos[i], versions[i] = r.Type, int64(r.From), int64(r.To), r.Version
+		names[i], froms[i], tos[i], versions[i] = r.Type, r.From, r.To, r.Version
 	}
 	err = tx.QueryRow(ctx, reachedSQL, postgres.Args{"kinds": names, "froms": froms, "tos": tos, "versions": versions}).Scan(&reached)
 	if err != nil {

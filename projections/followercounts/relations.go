@@ -7,11 +7,12 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 )
 
 // Pair names an edge of a kind.
-type Pair struct{ From, To int64 }
+type Pair struct{ From, To event.ID }
 
 // Relation is the relation of the two objects of a pair.
 type Relation struct {
@@ -37,7 +38,7 @@ SELECT /* followercounts.relations */ p.ord::int, there.positioned_at, back.acti
 // one object type. The transaction's tenant is set. Cost: one statement with two index probes for
 // each pair.
 func Relations(ctx context.Context, tx pgx.Tx, kind string, pairs []Pair) ([]Relation, error) {
-	froms, tos := make([]int64, len(pairs)), make([]int64, len(pairs))
+	froms, tos := make([]event.ID, len(pairs)), make([]event.ID, len(pairs))
 	for i, p := range pairs {
 		froms[i], tos[i] = p.From, p.To
 	}
@@ -96,8 +97,8 @@ SELECT /* followercounts.mutuals_of_incoming */ origins.id, known.positioned_at
 // and other has more than MutualsCap incoming ones. Then it reads only the newest MutualsCap of
 // id's edges, and returns the beginning of the whole answer. The transaction's tenant is set; it
 // reads one snapshot. Cost: at most MutualsCap index rows, in one range, and a probe for each.
-func Mutuals(ctx context.Context, tx pgx.Tx, kind string, id, other int64, limit int) (edges []Edge, truncated bool, err error) {
-	counts, err := ReadCounts(ctx, tx, []string{kind}, []int64{id, other})
+func Mutuals(ctx context.Context, tx pgx.Tx, kind string, id, other event.ID, limit int) (edges []Edge, truncated bool, err error) {
+	counts, err := ReadCounts(ctx, tx, []string{kind}, []event.ID{id, other})
 	if err != nil {
 		return nil, false, err
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/tidings/tidings/internal/postgres"
 
 	"github.com/tidings/tidings/event"
@@ -90,7 +91,7 @@ func (p Projection) Repair(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, 
 
 func drop(ctx context.Context, tx pgx.Tx, kind string, edges []key) error {
 	n := len(edges)
-	tenants, froms, tos := make([]int64, n), make([]int64, n), make([]int64, n)
+	tenants, froms, tos := make([]int64, n), make([]event.ID, n), make([]event.ID, n)
 	for i, k := range edges {
 		tenants[i], froms[i], tos[i] = k.tenant, k.from, k.to
 	}
@@ -109,7 +110,7 @@ func recount(ctx context.Context, tx pgx.Tx, kind string, counted []object) erro
 
 func objectArgs(kind string, all []object) postgres.Args {
 	n := len(all)
-	tenants, objects := make([]int64, n), make([]int64, n)
+	tenants, objects := make([]int64, n), make([]event.ID, n)
 	for i, o := range all {
 		tenants[i], objects[i] = o.tenant, o.id
 	}

@@ -1,6 +1,9 @@
 package followercounts
 
-import "github.com/tidings/tidings/internal/postgres"
+import (
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
+)
 
 const (
 	// splitAt is the number of incoming edges from which an object's edges are spread over two
@@ -13,7 +16,7 @@ const (
 // shardHash is a fixed hash of an origin, below maxShards. Modulo the number of a target's shards
 // (a power of two) it is the shard of a new edge. It is the finalizer of SplitMix64, whose lowest
 // bits depend on all bits of the id.
-func shardHash(from int64) int32 {
+func shardHash(from event.ID) int32 {
 	z := uint64(from) + 0x9e3779b97f4a7c15
 	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
 	z = (z ^ z>>27) * 0x94d049bb133111eb

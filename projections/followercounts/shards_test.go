@@ -19,7 +19,7 @@ import (
 func TestTheShardOfAFollowerIsFixed(t *testing.T) {
 	// Stored edges have these shards. Another hash would put later edges into other shards, which
 	// works, but must not happen by accident.
-	for follower, want := range map[int64]int32{1: 1, 2: 14, 42: 21, 1 << 62: 43} {
+	for follower, want := range map[event.ID]int32{1: 1, 2: 14, 42: 21, 1 << 62: 43} {
 		if got := shardHash(follower); got != want {
 			t.Errorf("shard of %d is %d, want %d", follower, got, want)
 		}
@@ -27,7 +27,7 @@ func TestTheShardOfAFollowerIsFixed(t *testing.T) {
 	var used [maxShards]int
 	const followers = 64_000
 	for i := range int64(followers) {
-		used[shardHash(i*1000)]++
+		used[shardHash(event.IDOf(i*1000))]++
 	}
 	if least, most := slices.Min(used[:]), slices.Max(used[:]); least < 850 || most > 1150 {
 		t.Errorf("the shards of %d followers have %d to %d each", followers, least, most)
@@ -49,7 +49,7 @@ func (l lifecycle) testSplit(t *testing.T) {
 	projection := Projection{kinds: kinds.Builtin, splitAt: 4}
 	const followers = 300
 	newest := map[key]int64{}
-	step := func(version int64, who ...int64) {
+	step := func(version int64, who ...event.ID) {
 		t.Helper()
 		var events []event.Event
 		for _, follower := range who {
@@ -79,10 +79,10 @@ func (l lifecycle) testSplit(t *testing.T) {
 		}
 		return shard
 	}
-	var all []int64
+	var all []event.ID
 	for n := int64(1); n <= followers; n++ {
-		step(1, n)
-		all = append(all, n)
+		step(1, event.IDOf(n))
+		all = append(all, event.IDOf(n))
 		want := 1
 		for at := int64(4); at <= n && want < maxShards; at *= 2 {
 			want *= 2

@@ -22,13 +22,14 @@ import (
 
 // edgeRow is an edge of one kind.
 type edgeRow struct {
-	TenantID, From, To int64
-	Active             bool
-	Version            int64
-	PositionedAt       time.Time
-	Filter             *string
-	Attributes         []byte
-	ShardID, Shards    int32 // the edge's shard, and the number of its target's shards; the truth has no shards
+	TenantID        int64
+	From, To        event.ID
+	Active          bool
+	Version         int64
+	PositionedAt    time.Time
+	Filter          *string
+	Attributes      []byte
+	ShardID, Shards int32 // the edge's shard, and the number of its target's shards; the truth has no shards
 }
 
 // wanted returns a function that turns an edge of the truth into the row that the projection should
@@ -37,7 +38,7 @@ func wanted(k kinds.Edge) func(*store.State[event.Edge]) *edgeRow {
 	return func(s *store.State[event.Edge]) *edgeRow {
 		e := &s.Object
 		kept, _ := stateOf(k, e) // no error: attributes in the truth are valid JSON objects
-		return &edgeRow{s.TenantID, int64(e.From), int64(e.To), kept.active, kept.version, kept.positionedAt,
+		return &edgeRow{s.TenantID, e.From, e.To, kept.active, kept.version, kept.positionedAt,
 			kept.filter, kept.attributes, 0, 1}
 	}
 }

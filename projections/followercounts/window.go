@@ -41,7 +41,7 @@ func (p Projection) Window(ctx context.Context, truth, projection *pgxpool.Pool,
 			}
 			c := comparison{k, report}
 			from := &store.State[event.Edge]{TenantID: after.TenantID,
-				Object: event.Edge{From: event.ID(after.From), To: event.ID(after.To)}}
+				Object: event.Edge{From: after.From, To: after.To}}
 			var seen []object
 			last, err = projections.Window(projections.Of(store.ScanEdges(ctx, truth, k, from, limit), wanted(k)),
 				edges(ctx, projection, k.Name, *after, limit), limit, (*edgeRow).compare, func(want, got *edgeRow) {

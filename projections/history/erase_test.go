@@ -75,7 +75,7 @@ func TestTheHistoriesOfAPersonsEdgesAreForgottenAlone(t *testing.T) {
 	}
 	for _, c := range []struct {
 		end    kinds.End
-		object int64
+		object event.ID
 		want   []string
 	}{
 		{kinds.From, 7, []string{"8 5", "8 7", "9 6"}},

@@ -31,21 +31,21 @@ var commentKind, followKind = kinds.Builtin().Children[event.AggregateComment], 
 func toEvent(aggregate, typ string, payload any) event.Event {
 	var b []byte
 	var err error
-	id := int64(5)
+	id := event.ID(5)
 	switch o := payload.(type) {
 	case event.Child:
 		b, err = o.Encode(commentKind.Names())
-		id = int64(o.Parent)
+		id = o.Parent
 	case event.Edge:
 		b, err = o.Encode(followKind.Names())
-		id = int64(o.To)
+		id = o.To
 	default:
 		b, err = json.Marshal(payload)
 	}
 	if err != nil {
 		panic(err)
 	}
-	return event.Event{ID: fmt.Sprint(typ, "-", string(b)), TenantID: 1, AggregateType: aggregate, AggregateID: id,
+	return event.Event{ID: fmt.Sprint(typ, "-", string(b)), TenantID: 1, AggregateType: aggregate, AggregateID: event.IDOf(id),
 		Type: typ, Version: 1, Payload: b}
 }
 
@@ -205,9 +205,9 @@ func historyOf[T any](t *Table[T], ctx context.Context, tx pgx.Tx, tenant int64,
 // another archiver, with other pairs and comments, commits.
 func TestTwoArchiversDoNotWaitForOneAnother(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	batch := func(first int64) (events []event.Event) { // as many events as a batch of an archiver
+	batch := func(first event.ID) (events []event.Event) { // as many events as a batch of an archiver
 		for n := first; n < first+500; n++ {
-			f := event.Edge{From: event.ID(n), To: event.ID(n + 1), Status: event.StatusActive, Version: 1, Actor: "user:7"}
+			f := event.Edge{From: n, To: n + 1, Status: event.StatusActive, Version: 1, Actor: "user:7"}
 			events = append(events, toEvent(event.AggregateFollow, event.Created, f),
 				comment(1, event.Created, "user:7", func(c *event.Child) {
 					c.ID = fmt.Sprintf("0190a000-0000-7000-8000-%012d", n)

@@ -51,8 +51,9 @@ func InspectChild(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.
 }
 
 // InspectEdge is like InspectChild for an edge.
-func InspectEdge(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Edge, tenant, from, to int64) (projections.Diff, error) {
-	states, err := store.GetEdges(ctx, truth, tenant, k, []event.Ref{{Type: k.Name, From: event.ID(from), To: event.ID(to)}})
+func InspectEdge(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Edge, tenant int64, from,
+	to event.ID) (projections.Diff, error) {
+	states, err := store.GetEdges(ctx, truth, tenant, k, []event.Ref{{Type: k.Name, From: from, To: to}})
 	if err != nil {
 		return projections.Diff{}, err
 	}

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -53,12 +52,12 @@ func RetainEdges(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.E
 		func(ctx context.Context, tenant int64, heads []head, now map[entityKey]entityNow) error {
 			var refs []event.Ref
 			for _, h := range heads {
-				from, err1 := strconv.ParseInt(h.Key[0], 10, 64)
-				to, err2 := strconv.ParseInt(h.Key[1], 10, 64)
+				from, err1 := event.ParseID(h.Key[0])
+				to, err2 := event.ParseID(h.Key[1])
 				if err1 != nil || err2 != nil {
 					return fmt.Errorf("the key %q of a %s does not consist of numbers", h.Key, k.Name)
 				}
-				refs = append(refs, event.Ref{Type: k.Name, From: event.ID(from), To: event.ID(to)})
+				refs = append(refs, event.Ref{Type: k.Name, From: from, To: to})
 			}
 			states, err := store.GetEdges(ctx, truth, tenant, k, refs)
 			for _, s := range states {

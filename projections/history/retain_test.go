@@ -154,7 +154,7 @@ func TestRetentionTakesTheHistoriesOfWhatIsGoneAndNothingMissesThem(t *testing.T
 	err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		keys := []projections.Key{{Type: event.AggregateComment, TenantID: 1, Child: id(deleted)},
 			{Type: event.AggregateFollow, TenantID: 1, Aggregate: 100 + deleted, Other: 7}}
-		_, err := New(kinds.Builtin).Repair(ctx, tx, pool, keys, func(int64, string, int64) bool { return false })
+		_, err := New(kinds.Builtin).Repair(ctx, tx, pool, keys, func(int64, string, event.ID) bool { return false })
 		return err
 	})
 	if err != nil {

@@ -25,19 +25,19 @@ import (
 type headRow struct {
 	TenantID int64
 	Child    string
-	From, To int64
+	From, To event.ID
 	Version  int64
 	Deleted  bool
-	Object   int64 `db:"-"` // for a child of the truth: its parent, which is the aggregate of its events
+	Object   event.ID `db:"-"` // for a child of the truth: its parent, which is the aggregate of its events
 }
 
 func childHead(s *store.State[event.Child]) *headRow {
 	return &headRow{TenantID: s.TenantID, Child: s.Object.ID, Version: s.Object.Version,
-		Deleted: s.Object.AuthorState != event.AuthorActive, Object: int64(s.Object.Parent)}
+		Deleted: s.Object.AuthorState != event.AuthorActive, Object: s.Object.Parent}
 }
 
 func edgeHead(s *store.State[event.Edge]) *headRow {
-	return &headRow{TenantID: s.TenantID, From: int64(s.Object.From), To: int64(s.Object.To), Version: s.Object.Version,
+	return &headRow{TenantID: s.TenantID, From: s.Object.From, To: s.Object.To, Version: s.Object.Version,
 		Deleted: !s.Object.Active()}
 }
 
@@ -118,7 +118,7 @@ func (p *Projection) Verify(ctx context.Context, truth, projection *pgxpool.Pool
 		if err := one(k.Name, Edges(k).raw, projections.Of(store.ScanEdges(ctx, truth, k, nil, 0), edgeHead), ofEdges(k, edgeHeadsSQL),
 			func(object []byte) (projections.Key, int64, error) {
 				e, err := k.Names().Parse(object)
-				return projections.Key{Other: int64(e.From), Aggregate: int64(e.To)}, e.Version, err
+				return projections.Key{Other: e.From, Aggregate: e.To}, e.Version, err
 			}); err != nil {
 			return checked, err
 		}

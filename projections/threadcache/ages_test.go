@@ -90,7 +90,7 @@ func ages(b *testing.B, old int) {
 					parent = of
 				}
 			}
-			c := written(int64(old/perPost+p+1), len(threads[p]), parent)
+			c := written(event.ID(old/perPost+p+1), len(threads[p]), parent)
 			c.CreatedAt.Time = now.Add(time.Duration(n*size+i) * time.Millisecond)
 			c.UpdatedAt, c.Slug, c.AuthorID = c.CreatedAt, fmt.Sprintf("%08x", r.Uint32()), event.ID((r.IntN(active)*(oldAuthors/active))+1)
 			c.ID = fmt.Sprintf("%012x-7%03x-8%03x-%012x", c.CreatedAt.UnixMilli(), r.IntN(4096), r.IntN(4096), r.Int64N(1<<48))
@@ -138,14 +138,14 @@ func ages(b *testing.B, old int) {
 		read(func(tx pgx.Tx) error {
 			c := t[r.IntN(len(t))]
 			for _, order := range []Order{Oldest, Newest} {
-				if _, err := Page(ctx, tx, "comment", int64(c.Parent), order, nil, 50); err != nil {
+				if _, err := Page(ctx, tx, "comment", c.Parent, order, nil, 50); err != nil {
 					return err
 				}
 			}
-			if _, err := Threaded(ctx, tx, "comment", int64(c.Parent), "", "", 50); err != nil {
+			if _, err := Threaded(ctx, tx, "comment", c.Parent, "", "", 50); err != nil {
 				return err
 			}
-			if _, found, err := BySlug(ctx, tx, "comment", int64(c.Parent), c.Slug); err != nil || !found {
+			if _, found, err := BySlug(ctx, tx, "comment", c.Parent, c.Slug); err != nil || !found {
 				return fmt.Errorf("permalink: %t, %w", found, err)
 			}
 			return nil
@@ -167,12 +167,12 @@ func report(b *testing.B, ctx context.Context, db *testkit.DB, threads [][]event
 	b.ReportMetric(float64(all-cached["child_lists_author_idx"]-cached["child_lists_slug_idx"]), "other-pages")
 	b.ReportMetric(0, "ns/op")
 	api := db.Pool(b, postgres.RoleAPI)
-	authors(b, ctx, api, "active-author", func() int64 { t := threads[r.IntN(len(threads))]; return int64(t[r.IntN(len(t))].AuthorID) })
-	authors(b, ctx, api, "any-author", func() int64 { return r.Int64N(oldAuthors) + 1 })
+	authors(b, ctx, api, "active-author", func() event.ID { t := threads[r.IntN(len(threads))]; return t[r.IntN(len(t))].AuthorID })
+	authors(b, ctx, api, "any-author", func() event.ID { return event.IDOf(r.Int64N(oldAuthors) + 1) })
 }
 
 // authors reads first pages of authors.
-func authors(b *testing.B, ctx context.Context, api *pgxpool.Pool, who string, author func() int64) {
+func authors(b *testing.B, ctx context.Context, api *pgxpool.Pool, who string, author func() event.ID) {
 	const reads = 500
 	var took time.Duration
 	for range reads {
@@ -203,7 +203,7 @@ func TestNewCommentsTouchThePagesOfNewComments(t *testing.T) {
 	}
 	r := rand.New(rand.NewPCG(1, 2))
 	args := writing(young, func(n int) event.Child {
-		c := written(int64(old/perPost+n%posts+1), n, nil)
+		c := written(event.ID(old/perPost+n%posts+1), n, nil)
 		c.CreatedAt.Time = time.Date(2027, 1, 2, 3, 4, 5, n*1000, time.UTC)
 		c.ID = fmt.Sprintf("0%x-%04x-7000-8000-%012x", c.CreatedAt.UnixMilli()>>16, c.CreatedAt.UnixMilli()&0xffff, n)
 		c.Slug, c.AuthorID = fmt.Sprintf("%08x", r.Uint32()), event.ID(r.IntN(oldAuthors)+1)
@@ -240,7 +240,7 @@ func TestNewCommentsTouchThePagesOfNewComments(t *testing.T) {
 // writing returns the arguments of childrenSQL for n new comments.
 func writing(n int, child func(n int) event.Child) pgx.StrictNamedArgs {
 	var (
-		tenants, objects, authors, versions = make([]int64, n), make([]int64, n), make([]int64, n), make([]int64, n)
+		tenants, objects, authors, versions = make([]int64, n), make([]event.ID, n), make([]event.ID, n), make([]int64, n)
 		names, ids, slugs, paths, bodies    = make([]string, n), make([]string, n), make([]string, n), make([]string, n), make([]string, n)
 		nothing                             = make([]*string, n)
 		states, moderation                  = make([]string, n), make([]string, n)
@@ -249,8 +249,8 @@ func writing(n int, child func(n int) event.Child) pgx.StrictNamedArgs {
 	)
 	for i := range n {
 		c := child(i)
-		tenants[i], names[i], ids[i], objects[i], slugs[i], paths[i], authors[i] = 1, "comment", c.ID, int64(c.Parent), c.Slug,
-			c.Path, int64(c.AuthorID)
+		tenants[i], names[i], ids[i], objects[i], slugs[i], paths[i], authors[i] = 1, "comment", c.ID, c.Parent, c.Slug,
+			c.Path, c.AuthorID
 		bodies[i], states[i], moderation[i], versions[i], times[i], visibles[i] = c.Body, c.AuthorState, c.ModerationState,
 			c.Version, c.CreatedAt.Time, true
 	}

@@ -23,9 +23,9 @@ const asConsumersDoSQL = `SELECT set_config('plan_cache_mode', 'force_custom_pla
        set_config('random_page_cost', '1.1', true), set_config('jit', 'off', true)`
 
 // written returns comment n of a post, half a millisecond after the one before it.
-func written(post int64, n int, parent *event.Child) event.Child {
+func written(post event.ID, n int, parent *event.Child) event.Child {
 	c := event.Child{
-		ID: fmt.Sprintf("00000000-0000-7000-%04x-%012x", 0x8000+post%0x4000, n), Parent: event.ID(post), Slug: fmt.Sprintf("%08x", n),
+		ID: fmt.Sprintf("00000000-0000-7000-%04x-%012x", 0x8000+post%0x4000, n), Parent: post, Slug: fmt.Sprintf("%08x", n),
 		AuthorID: event.ID(n%1000 + 1), Body: strings.Repeat("a word or two. ", 12), AuthorState: event.AuthorActive,
 		ModerationState: event.ModerationNone, Version: 1, Actor: "bench",
 	}
@@ -67,7 +67,7 @@ func BenchmarkApply(b *testing.B) {
 							parent = of
 						}
 					}
-					c := written(int64(p+1), len(threads[p]), parent)
+					c := written(event.ID(p+1), len(threads[p]), parent)
 					threads[p] = append(threads[p], c)
 					kind := kinds.Builtin().Children[bench.kind]
 					if !kind.Threaded {

@@ -7,6 +7,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/tidings/tidings/event"
 )
 
 // countsSQL changes the counts of the ranges that contain the children, and creates the first
@@ -201,7 +203,7 @@ func addTotals(ctx context.Context, tx pgx.Tx, changes []change) error {
 type columns struct {
 	tenants []int64
 	kinds   []string
-	ids     []int64
+	ids     []event.ID
 }
 
 func (c *columns) add(o object) {

@@ -113,7 +113,7 @@ func dropDerived(b *projections.Diff) {
 // It omits fields that depend on children beyond the page. For a kind without threads it reads from
 // the projection only the children that the truth has. Both pools act as the system role. Cost: one
 // range on each side.
-func InspectPage(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Child, tenant, object int64, after string,
+func InspectPage(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Child, tenant int64, object event.ID, after string,
 	limit int) (page []projections.Diff, next string, err error) {
 	var rows []*childRow
 	var ids []string
@@ -179,8 +179,8 @@ func each(all []*childRow) iter.Seq2[*childRow, error] {
 // projection's. exact is false if the truth has InspectMost children or more. Then it omits the
 // numbers, unless the projection has fewer. Both pools act as the system role.
 func InspectThread(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Child,
-	tenant, object int64) (settings, counts projections.Diff, exact bool, err error) {
-	states, err := store.GetSettings(ctx, truth, tenant, []event.Ref{{Type: event.AggregateThread, Thread: event.ID(object), Kind: k.Name}})
+	tenant int64, object event.ID) (settings, counts projections.Diff, exact bool, err error) {
+	states, err := store.GetSettings(ctx, truth, tenant, []event.Ref{{Type: event.AggregateThread, Thread: object, Kind: k.Name}})
 	if err != nil {
 		return settings, counts, false, err
 	}

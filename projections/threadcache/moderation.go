@@ -14,9 +14,9 @@ import (
 // Moderated selects the children that a moderator sees, among those that their authors did not
 // delete.
 type Moderated struct {
-	State  string // event.ModerationPending, event.ModerationHidden or event.ModerationRemoved
-	Object int64  // 0: of all objects
-	Author int64  // 0: of all authors
+	State  string   // event.ModerationPending, event.ModerationHidden or event.ModerationRemoved
+	Object event.ID // 0: of all objects
+	Author event.ID // 0: of all authors
 }
 
 // moderatedSQL returns the statement that reads one page of children that are not visible, with one

@@ -25,11 +25,12 @@ SELECT /* threadcache.reached */ NOT EXISTS (
 // later one. The transaction's tenant is set.
 func (Projection) Reached(ctx context.Context, tx pgx.Tx, refs []event.Ref) (reached bool, err error) {
 	var names, children, setKinds []string
-	var versions, setObjects, setVersions []int64
+	var versions, setVersions []int64
+	var setObjects []event.ID
 	for _, r := range refs {
 		if r.Type == event.AggregateThread {
 			t := event.Thread{Kind: r.Kind}
-			setKinds, setObjects = append(setKinds, t.Of()), append(setObjects, int64(r.Thread))
+			setKinds, setObjects = append(setKinds, t.Of()), append(setObjects, r.Thread)
 			setVersions = append(setVersions, r.Version)
 		} else {
 			names, children, versions = append(names, r.Type), append(children, r.Child), append(versions, r.Version)

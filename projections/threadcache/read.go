@@ -59,7 +59,7 @@ SELECT /* threadcache.newest */ ` + fields + `
 
 // Page returns up to limit visible children of the object in the order, after the given one; a nil
 // after means from the first. The transaction's tenant is set. Cost: one index range of limit rows.
-func Page(ctx context.Context, tx pgx.Tx, kind string, object int64, order Order, after *Key, limit int) ([]event.Child, error) {
+func Page(ctx context.Context, tx pgx.Tx, kind string, object event.ID, order Order, after *Key, limit int) ([]event.Child, error) {
 	sql, args := oldestSQL, pgx.StrictNamedArgs{"kind": kind, "object": object, "limit": limit,
 		"created_at": any("-infinity"), "child_id": zeroID}
 	if order == Newest {
@@ -140,7 +140,7 @@ SELECT /* threadcache.skip_newest */ ` + fields + `
 // reads the counts of the object's groups (one row per 10,000 to 40,000 children) and of one
 // group's buckets (100 to 200 rows). Then it reads an index range of limit rows and up to one
 // bucket's rows.
-func Skip(ctx context.Context, tx pgx.Tx, kind string, object int64, order Order, skip int64, limit int) ([]event.Child, error) {
+func Skip(ctx context.Context, tx pgx.Tx, kind string, object event.ID, order Order, skip int64, limit int) ([]event.Child, error) {
 	sql := skipOldestSQL
 	if order == Newest {
 		sql = skipNewestSQL
@@ -158,11 +158,11 @@ func Skip(ctx context.Context, tx pgx.Tx, kind string, object int64, order Order
 // set. Cost: two index ranges of limit rows.
 func Around(ctx context.Context, tx pgx.Tx, kind string, c event.Child, limit int) (page []event.Child, earlier, later bool, err error) {
 	at := KeyOf(c)
-	before, err := Page(ctx, tx, kind, int64(c.Parent), Newest, &at, limit+1)
+	before, err := Page(ctx, tx, kind, c.Parent, Newest, &at, limit+1)
 	if err != nil {
 		return nil, false, false, err
 	}
-	after, err := Page(ctx, tx, kind, int64(c.Parent), Oldest, &at, limit+1)
+	after, err := Page(ctx, tx, kind, c.Parent, Oldest, &at, limit+1)
 	if err != nil {
 		return nil, false, false, err
 	}
@@ -194,7 +194,7 @@ SELECT /* threadcache.threaded */ child_id::text AS id, object_id, parent_id::te
 // child, it returns only what is below that child. A gone child with a visible descendant is a
 // tombstone: it is not Visible, its Body is empty and its AuthorID 0. The transaction's tenant is
 // set. Cost: one index range of limit rows.
-func Threaded(ctx context.Context, tx pgx.Tx, kind string, object int64, below, after string, limit int) ([]event.Child, error) {
+func Threaded(ctx context.Context, tx pgx.Tx, kind string, object event.ID, below, after string, limit int) ([]event.Child, error) {
 	end := "~" // after every path: paths have only digits and lower-case letters
 	if below != "" {
 		after, end = max(after, below+"/"), below+"0" // '0' follows '/'
@@ -224,7 +224,7 @@ SELECT /* threadcache.by_slug */ ` + fields + `
 
 // BySlug returns the child of the object that has the slug, in any state. The transaction's tenant
 // is set.
-func BySlug(ctx context.Context, tx pgx.Tx, kind string, object int64, slug string) (c event.Child, found bool, err error) {
+func BySlug(ctx context.Context, tx pgx.Tx, kind string, object event.ID, slug string) (c event.Child, found bool, err error) {
 	return one(ctx, tx, bySlugSQL, pgx.StrictNamedArgs{"kind": kind, "object": object, "slug": slug})
 }
 
@@ -253,7 +253,7 @@ SELECT /* threadcache.by_author */ ` + fields + `
 // ByAuthor returns up to limit visible children of the author in all objects, newest first, after
 // the given one; a nil after means from the newest. The transaction's tenant is set. Cost: one
 // index range per year, until there are limit rows or no more years.
-func ByAuthor(ctx context.Context, tx pgx.Tx, kind string, author int64, after *Key, limit int) ([]event.Child, error) {
+func ByAuthor(ctx context.Context, tx pgx.Tx, kind string, author event.ID, after *Key, limit int) ([]event.Child, error) {
 	args := pgx.StrictNamedArgs{"kind": kind, "author": author, "limit": limit, "year": math.MaxInt32,
 		"created_at": any("infinity"), "child_id": zeroID}
 	if after != nil {
@@ -287,7 +287,7 @@ SELECT /* threadcache.summary */
 
 // ReadSummary returns the numbers of the object's thread. The transaction's tenant is set. Cost:
 // one row per 10,000 to 40,000 children.
-func ReadSummary(ctx context.Context, tx pgx.Tx, kind string, object int64) (Summary, error) {
+func ReadSummary(ctx context.Context, tx pgx.Tx, kind string, object event.ID) (Summary, error) {
 	rows, _ := tx.Query(ctx, summarySQL, pgx.StrictNamedArgs{"kind": kind, "object": object})
 	s, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[Summary])
 	if err != nil {
@@ -310,7 +310,7 @@ SELECT /* threadcache.read_aggregates */ attribute, count, sum FROM child_aggreg
 
 // ReadAggregates returns the attributes that the kind aggregates, by name. It omits an attribute
 // that no child of the object ever had. The transaction's tenant is set.
-func ReadAggregates(ctx context.Context, tx pgx.Tx, kind string, object int64) ([]Aggregate, error) {
+func ReadAggregates(ctx context.Context, tx pgx.Tx, kind string, object event.ID) ([]Aggregate, error) {
 	rows, _ := tx.Query(ctx, readAggregatesSQL, pgx.StrictNamedArgs{"kind": kind, "object": object})
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Aggregate])
 	if err != nil {
@@ -337,11 +337,11 @@ func collect(ctx context.Context, tx pgx.Tx, sql string, args pgx.StrictNamedArg
 
 func toChild(row pgx.CollectableRow) (event.Child, error) {
 	var c event.Child
-	var object, author int64
+	var object, author event.ID
 	var replyTo, slug, path *string
 	err := row.Scan(&c.ID, &object, &replyTo, &slug, &path, &author, &c.Body, &c.Attributes, &c.AuthorState, &c.ModerationState,
 		&c.Version, &c.CreatedAt.Time, &c.UpdatedAt.Time)
-	c.Parent, c.AuthorID = event.ID(object), event.ID(author)
+	c.Parent, c.AuthorID = object, author
 	c.ReplyTo, c.Slug, c.Path, c.Attributes = orEmpty(replyTo), orEmpty(slug), orEmpty(path), event.CanonicalAttributes(c.Attributes)
 	return c, err
 }

@@ -189,7 +189,7 @@ func (m *objectRepair) drop(ctx context.Context, tx pgx.Tx) (done bool, err erro
 
 func (p Projection) applySettings(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, o object) error {
 	settings, err := store.GetSettings(ctx, truth, o.tenant,
-		[]event.Ref{{Type: event.AggregateThread, Thread: event.ID(o.id), Kind: o.kind}})
+		[]event.Ref{{Type: event.AggregateThread, Thread: o.id, Kind: o.kind}})
 	if err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/projections"
 )
@@ -15,7 +16,7 @@ func repairKeys(t *testing.T, pool *pgxpool.Pool, p Projection, keys []projectio
 	t.Helper()
 	for len(keys) > 0 {
 		if err := postgres.InTx(t.Context(), pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
-			rest, err := p.Repair(t.Context(), tx, pool, keys, func(int64, string, int64) bool { return false })
+			rest, err := p.Repair(t.Context(), tx, pool, keys, func(int64, string, event.ID) bool { return false })
 			keys = rest
 			return err
 		}); err != nil {

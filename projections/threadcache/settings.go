@@ -55,7 +55,7 @@ SELECT /* threadcache.read_settings */ locked, premoderated, title, version FROM
 
 // ReadSettings returns the settings of the object's thread of the kind. The transaction's tenant is
 // set.
-func ReadSettings(ctx context.Context, tx pgx.Tx, kind string, object int64) (Settings, error) {
+func ReadSettings(ctx context.Context, tx pgx.Tx, kind string, object event.ID) (Settings, error) {
 	rows, _ := tx.Query(ctx, readSettingsSQL, pgx.StrictNamedArgs{"kind": kind, "object": object})
 	s, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Settings])
 	if err != nil {

@@ -58,7 +58,7 @@ type childKey struct {
 type object struct {
 	tenant int64
 	kind   string
-	id     int64
+	id     event.ID
 }
 
 type place struct {
@@ -118,7 +118,7 @@ func lastStates(set *kinds.Set, events []event.Event) (children map[childKey]eve
 			if err := e.DecodePayload(&t); err != nil {
 				return nil, nil, err
 			}
-			if int64(t.PostID) != e.AggregateID || t.Version <= 0 {
+			if t.PostID != e.AggregateID || t.Version <= 0 {
 				return nil, nil, event.Permanent(fmt.Errorf("event %s: thread of post %d (of %d) has version %d", e.ID, t.PostID,
 					e.AggregateID, t.Version))
 			}
@@ -235,7 +235,7 @@ func writeChildren(ctx context.Context, tx pgx.Tx, set *kinds.Set,
 	})
 	n := len(keys)
 	var (
-		tenants, objects, authors, versions = make([]int64, n), make([]int64, n), make([]int64, n), make([]int64, n)
+		tenants, objects, authors, versions = make([]int64, n), make([]event.ID, n), make([]event.ID, n), make([]int64, n)
 		names, ids, bodies                  = make([]string, n), make([]string, n), make([]string, n)
 		parents, slugs, paths, attributes   = make([]*string, n), make([]*string, n), make([]*string, n), make([]*string, n)
 		authorStates, moderationStates      = make([]string, n), make([]string, n)
@@ -244,7 +244,7 @@ func writeChildren(ctx context.Context, tx pgx.Tx, set *kinds.Set,
 	)
 	for i, k := range keys {
 		c := last[k]
-		tenants[i], names[i], objects[i], authors[i], versions[i] = k.tenant, k.kind, int64(c.Parent), int64(c.AuthorID), c.Version
+		tenants[i], names[i], objects[i], authors[i], versions[i] = k.tenant, k.kind, c.Parent, c.AuthorID, c.Version
 		ids[i], bodies[i] = c.ID, c.Body
 		parents[i], slugs[i], paths[i] = orNull(c.ReplyTo), orNull(c.Slug), orNull(c.Path)
 		attributes[i] = orNull(string(c.Attributes))

@@ -80,7 +80,7 @@ func toEvent(tenant int64, c event.Child) event.Event {
 		typ = event.Created
 	}
 	return event.Event{ID: fmt.Sprint(c.ID, "-", c.Version), TenantID: tenant, AggregateType: event.AggregateComment,
-		AggregateID: int64(c.Parent), Type: typ, Version: 1, Payload: payload}
+		AggregateID: c.Parent, Type: typ, Version: 1, Payload: payload}
 }
 
 func TestSettingsThatWerePurgedAreTheDefaultsAtTheVersionThatStays(t *testing.T) {
@@ -302,7 +302,7 @@ func (m *model) compare(ctx context.Context, tx pgx.Tx, limit int) error {
 	for _, author := range []event.ID{1, 2} {
 		want := slices.DeleteFunc(m.newest(), func(c event.Child) bool { return c.AuthorID != author })
 		all, err := walk(func(last *event.Child) ([]event.Child, error) {
-			return ByAuthor(ctx, tx, "comment", int64(author), keyOf(last), limit)
+			return ByAuthor(ctx, tx, "comment", author, keyOf(last), limit)
 		}, limit)
 		if err := same(fmt.Sprintf("comments of author %d", author), want, all, err); err != nil {
 			return err
@@ -326,7 +326,7 @@ func (m *model) compareModerated(ctx context.Context, tx pgx.Tx, limit int) erro
 			{State: state, Author: 2, Object: 5}, {State: state, Object: 6}} {
 			want := m.chronological(func(c event.Child) bool {
 				return c.AuthorState == event.AuthorActive && c.ModerationState == state &&
-					(of.Author == 0 || int64(c.AuthorID) == of.Author) && of.Object != 6
+					(of.Author == 0 || c.AuthorID == of.Author) && of.Object != 6
 			})
 			all, err := walk(func(last *event.Child) ([]event.Child, error) { return of.Page(ctx, tx, "comment", keyOf(last), limit) },
 				limit)
@@ -486,7 +486,7 @@ func threadEvent(tenant int64, t event.Thread) event.Event {
 		panic(err)
 	}
 	return event.Event{ID: fmt.Sprint("thread-", t.Version), TenantID: tenant, AggregateType: event.AggregateThread,
-		AggregateID: int64(t.PostID), Type: event.Updated, Version: 1, Payload: payload}
+		AggregateID: t.PostID, Type: event.Updated, Version: 1, Payload: payload}
 }
 
 // TestAnyDeliveryEndsInAFoldOfTheTruth delivers versions of random trees of two tenants in any

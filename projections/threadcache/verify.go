@@ -23,10 +23,11 @@ import (
 // childRow is a child with the columns that the projection derives. For a child of the truth,
 // Verify computes these in Go.
 type childRow struct {
-	TenantID, ObjectID           int64
+	TenantID                     int64
+	ObjectID                     event.ID
 	Path, ChildID, ParentID      string
 	Slug                         string
-	AuthorID                     int64
+	AuthorID                     event.ID
 	Body                         string
 	Attributes                   json.RawMessage
 	AuthorState, ModerationState string
@@ -41,7 +42,7 @@ type childRow struct {
 
 func wanted(s *store.State[event.Child]) *childRow {
 	c := s.Object
-	return &childRow{s.TenantID, int64(c.Parent), c.Path, c.ID, c.ReplyTo, c.Slug, int64(c.AuthorID), c.Body, c.Attributes,
+	return &childRow{s.TenantID, c.Parent, c.Path, c.ID, c.ReplyTo, c.Slug, c.AuthorID, c.Body, c.Attributes,
 		c.AuthorState, c.ModerationState, c.Version, c.CreatedAt.Time, c.UpdatedAt.Time, c.Visible(), 0, false, c.Version}
 }
 
@@ -261,11 +262,12 @@ func (s size) String() string {
 // countedRow is a count of the projection for an object: all its children, the visible ones of a
 // bucket or group that begins at At and ID, or those that have the attribute ID.
 type countedRow struct {
-	TenantID, ObjectID int64
-	Level              int // aggregated, totals, 0 (buckets) or 1 (groups)
-	At                 time.Time
-	ID                 string
-	N, Sum             int64
+	TenantID int64
+	ObjectID event.ID
+	Level    int // aggregated, totals, 0 (buckets) or 1 (groups)
+	At       time.Time
+	ID       string
+	N, Sum   int64
 }
 
 // Levels that are not ranges.
@@ -297,12 +299,13 @@ type counting struct {
 	ahead  *countedRow // the first row of a later thread; nil at the end
 	err    error       // the error that ended next
 
-	tenant, object int64
-	got            [3][]*countedRow // the thread's rows by Level
-	want           [3][]int64
-	lacks          [3]*countedRow          // ranges that the projection lacks
-	sums           map[aggregate]Aggregate // the truth's aggregates minus the projection's
-	has            []Aggregate
+	tenant int64
+	object event.ID
+	got    [3][]*countedRow // the thread's rows by Level
+	want   [3][]int64
+	lacks  [3]*countedRow          // ranges that the projection lacks
+	sums   map[aggregate]Aggregate // the truth's aggregates minus the projection's
+	has    []Aggregate
 }
 
 // add counts a child of the truth.
@@ -338,7 +341,7 @@ func (c *counting) add(w *childRow) {
 }
 
 // begin ends the thread, and the threads before the next one of which the truth has no child.
-func (c *counting) begin(tenant, id int64) {
+func (c *counting) begin(tenant int64, id event.ID) {
 	if c.tenant == 0 {
 		c.ahead, c.err, _ = c.next()
 	}
@@ -351,7 +354,7 @@ func (c *counting) begin(tenant, id int64) {
 }
 
 // load reads the projection's counts of the thread.
-func (c *counting) load(tenant, id int64) {
+func (c *counting) load(tenant int64, id event.ID) {
 	*c = counting{kind: c.kind, report: c.report, next: c.next, ahead: c.ahead, err: c.err, tenant: tenant, object: id,
 		sums: make(map[aggregate]Aggregate)}
 	for c.ahead != nil && c.ahead.TenantID == tenant && c.ahead.ObjectID == id {
@@ -416,7 +419,8 @@ func (c *counting) finish() error {
 
 // settingsRow has the settings of a thread.
 type settingsRow struct {
-	TenantID, ObjectID   int64
+	TenantID             int64
+	ObjectID             event.ID
 	Kind                 string
 	Locked, Premoderated bool
 	Title                string
@@ -432,7 +436,7 @@ SELECT /* threadcache.verify */ tenant_id, object_id, kind, locked, premoderated
 func verifySettings(ctx context.Context, set *kinds.Set, truth, projection *pgxpool.Pool, report func(projections.Difference)) error {
 	return projections.Compare(projections.Of(store.ScanSettings(ctx, truth, nil, 0), func(s *store.State[event.Thread]) *settingsRow {
 		t := s.Object
-		return &settingsRow{s.TenantID, int64(t.PostID), t.Of(), t.Locked, t.Premoderate, t.Title, t.Version}
+		return &settingsRow{s.TenantID, t.PostID, t.Of(), t.Locked, t.Premoderate, t.Title, t.Version}
 	}), projections.Rows[settingsRow](ctx, projection, settingsRowsSQL, nil),
 		func(a, b *settingsRow) int {
 			return cmp.Or(cmp.Compare(a.TenantID, b.TenantID), cmp.Compare(a.ObjectID, b.ObjectID), cmp.Compare(a.Kind, b.Kind))

@@ -24,7 +24,7 @@ func (p Projection) Window(ctx context.Context, truth, projection *pgxpool.Pool,
 				after = &childRow{}
 			}
 			from := &store.State[event.Child]{TenantID: after.TenantID,
-				Object: event.Child{ID: after.ChildID, Parent: event.ID(after.ObjectID), Path: after.Path}}
+				Object: event.Child{ID: after.ChildID, Parent: after.ObjectID, Path: after.Path}}
 			f := fold{kind: k, visit: func(b projections.Diff) { b.Report(report) }}
 			last, err = projections.Window(scan(ctx, truth, k, from, limit), rows(ctx, projection, k, *after, &limit), limit, order(k),
 				func(want, got *childRow) {

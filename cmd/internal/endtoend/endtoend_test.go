@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/tidings/tidings/cmd/internal/fleet"
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/internal/tokens"
@@ -88,7 +89,7 @@ func property(t *testing.T, seed uint64, start func(*testing.T, *rand.Rand) *lin
 		kindModels[tenant] = []*kindModel{shared, owned}
 		for n := range int64(writers) {
 			w := &kindWriter{client: c, m: shared, rng: rng(uint64(100*tenant + 20 + n)), store: l.store, set: l.kinds.Now, tenant: tenant,
-				people: 20_000 + 1000*n, objects: []int64{1, 2, 3}}
+				people: event.IDOf(20_000 + 1000*n), objects: []event.ID{1, 2, 3}}
 			until(fmt.Sprintf("writer %d of other kinds of tenant %d", n, tenant), pace, &writes, w.step)
 		}
 		o := &kindWriter{client: c, m: owned, rng: rng(uint64(100*tenant + 51)), store: l.store, set: l.kinds.Now, tenant: tenant}

@@ -38,7 +38,7 @@ var (
 // edgeID identifies an edge.
 type edgeID struct {
 	kind     string
-	from, to int64
+	from, to event.ID
 }
 
 // edgeState is one version of an edge.
@@ -52,7 +52,7 @@ type edgeState struct {
 // childState is one version of a child, as the API shows it.
 type childState struct {
 	ID, Author, Body, State string
-	Object                  int64
+	Object                  event.ID
 	Version                 int64
 	CreatedAt, UpdatedAt    string
 	Attributes              string
@@ -138,12 +138,12 @@ func (m *kindModel) list(kind string, want func(childState) bool) []childState {
 
 // edgeRow is one line of a list of edges.
 type edgeRow struct {
-	Object         int64
+	Object         event.ID
 	At, Attributes string
 }
 
 // rows returns the lines of an object's list of edges, newest first.
-func (m *kindModel) rows(kind string, object int64, reverse bool, want func(edgeState) bool) []edgeRow {
+func (m *kindModel) rows(kind string, object event.ID, reverse bool, want func(edgeState) bool) []edgeRow {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	all := []edgeRow{}
@@ -245,20 +245,20 @@ type kindWriter struct {
 	store   *store.Store
 	set     func() *kinds.Set
 	tenant  int64
-	people  int64   // it writes for the ten users after this id
-	objects []int64 // targets of its edges and parents of its children
+	people  event.ID   // it writes for the ten users after this id
+	objects []event.ID // targets of its edges and parents of its children
 	created int
 	tokens  map[string]string // the newest token of each entity; nil if the writer does not read its own writes
 }
 
 // begin gives the writer users and an object of its own, so the test knows their content during
 // writes.
-func (w *kindWriter) begin(people, object int64) {
-	w.people, w.objects, w.tokens = people, []int64{object}, map[string]string{}
+func (w *kindWriter) begin(people, object event.ID) {
+	w.people, w.objects, w.tokens = people, []event.ID{object}, map[string]string{}
 }
 
-func (w *kindWriter) user() int64   { return w.people + 1 + w.rng.Int64N(10) }
-func (w *kindWriter) object() int64 { return w.objects[w.rng.IntN(len(w.objects))] }
+func (w *kindWriter) user() event.ID   { return w.people + event.IDOf(1+w.rng.Int64N(10)) }
+func (w *kindWriter) object() event.ID { return w.objects[w.rng.IntN(len(w.objects))] }
 
 // pick returns one of the kinds in force.
 func pick[T any](w *kindWriter, names []string, of map[string]T) T {
@@ -566,13 +566,13 @@ func (w *kindWriter) childOf(k kinds.Child) error {
 
 // writes reports whether the child belongs to this writer.
 func (w *kindWriter) writes(c childState) bool {
-	var author int64
+	var author event.ID
 	_, _ = fmt.Sscan(c.Author, &author)
 	return author > w.people && author <= w.people+10
 }
 
 // taken returns the author's existing child, if an author may have only one.
-func (w *kindWriter) taken(k kinds.Child, object, author int64) []childState {
+func (w *kindWriter) taken(k kinds.Child, object, author event.ID) []childState {
 	if !k.OnePerAuthor {
 		return nil
 	}
@@ -609,7 +609,7 @@ func (w *kindWriter) childGroup(k kinds.Child) error {
 		default:
 			c := o.Child
 			w.m.putChild(k.Name, childState{ID: c.ID, Author: c.AuthorID.String(), Body: c.Body, State: c.State(),
-				Object: int64(c.Parent), Version: c.Version,
+				Object: c.Parent, Version: c.Version,
 				CreatedAt: wire(c.CreatedAt), UpdatedAt: wire(c.UpdatedAt), Attributes: string(c.Attributes)}, false)
 		}
 	}
@@ -670,7 +670,7 @@ func (w *kindWriter) create(k kinds.Child) error {
 
 // equalKinds compares everything that the API serves for objects and a user, in all kinds in force.
 // parts is the number of ways of reading, chosen by rng; 0 for all.
-func equalKinds(c client, m *kindModel, rng *rand.Rand, set *kinds.Set, objects []int64, user int64, parts int) error {
+func equalKinds(c client, m *kindModel, rng *rand.Rand, set *kinds.Set, objects []event.ID, user event.ID, parts int) error {
 	var all []func() error
 	for _, name := range modelEdges {
 		k, ok := set.Edge(name)
@@ -706,7 +706,7 @@ func equalKinds(c client, m *kindModel, rng *rand.Rand, set *kinds.Set, objects 
 }
 
 // equalEdges compares the list of an object, its filtered lists, and its count.
-func equalEdges(c client, m *kindModel, rng *rand.Rand, set *kinds.Set, k kinds.Edge, object int64, reverse bool) error {
+func equalEdges(c client, m *kindModel, rng *rand.Rand, set *kinds.Set, k kinds.Edge, object event.ID, reverse bool) error {
 	of, other, list := k.From, k.To, k.Forward
 	if reverse {
 		of, other, list = other, of, k.Reverse
@@ -773,13 +773,13 @@ func equalChecks(c client, m *kindModel, rng *rand.Rand, k kinds.Edge) error {
 	return errors.Join(err, differ(k.Plural+":check "+string(body), want, have))
 }
 
-func (m *kindModel) under(k kinds.Child, object int64) []childState {
+func (m *kindModel) under(k kinds.Child, object event.ID) []childState {
 	return m.list(k.Name, func(c childState) bool { return c.visible() && c.Object == object })
 }
 
 // equalChildren compares the pages of an object's children: in both orders, by cursors in both
 // directions, with skip, and around a child.
-func equalChildren(c client, m *kindModel, rng *rand.Rand, k kinds.Child, object int64) error {
+func equalChildren(c client, m *kindModel, rng *rand.Rand, k kinds.Child, object event.ID) error {
 	path, oldest := fmt.Sprintf("/v1/%ss/%d/%s", k.Parent, object, k.Plural), m.under(k, object)
 	newest := slices.Clone(oldest)
 	slices.Reverse(newest)
@@ -824,7 +824,7 @@ func equalChildren(c client, m *kindModel, rng *rand.Rand, k kinds.Child, object
 
 // equalChildCounts compares the total and the visible number of an object's children, and the count
 // and sum of each aggregated attribute.
-func equalChildCounts(c client, m *kindModel, k kinds.Child, object int64) error {
+func equalChildCounts(c client, m *kindModel, k kinds.Child, object event.ID) error {
 	type aggregate struct{ Count, Sum int64 }
 	type counts struct {
 		Total, Visible int
@@ -859,7 +859,7 @@ func equalChildCounts(c client, m *kindModel, k kinds.Child, object int64) error
 }
 
 // equalAuthored compares the children of an author.
-func equalAuthored(c client, m *kindModel, rng *rand.Rand, k kinds.Child, author int64) error {
+func equalAuthored(c client, m *kindModel, rng *rand.Rand, k kinds.Child, author event.ID) error {
 	want := m.list(k.Name, func(c childState) bool { return c.visible() && c.Author == fmt.Sprint(author) })
 	slices.Reverse(want)
 	path := fmt.Sprintf("/v1/users/%d/%s", author, k.Plural)
@@ -940,13 +940,13 @@ func pickSome[T any](rng *rand.Rand, all []T, n int) []T {
 
 // equal compares everything that the API serves for all objects of the model and for some users.
 func (m *kindModel) equal(c client, rng *rand.Rand, set *kinds.Set) error {
-	users, objects := map[int64]bool{}, map[int64]bool{}
+	users, objects := map[event.ID]bool{}, map[event.ID]bool{}
 	for id := range m.edges {
 		users[id.from], objects[id.to] = true, true
 	}
 	for _, name := range modelChildren {
 		for _, child := range m.list(name, func(childState) bool { return true }) {
-			var author int64
+			var author event.ID
 			_, _ = fmt.Sscan(child.Author, &author)
 			users[author], objects[child.Object] = true, true
 		}

@@ -58,7 +58,7 @@ type thread struct {
 	Version      int64  `json:"version"`
 }
 
-type pair struct{ follower, followee int64 }
+type pair struct{ follower, followee event.ID }
 
 // follow is the state of a pair.
 type follow struct {
@@ -78,14 +78,14 @@ type edge struct {
 type model struct {
 	mu       sync.Mutex
 	comments map[string]comment
-	posts    map[int64][]string // ids of the comments by post
-	keep     map[string]bool    // comments that no writer removes
-	threads  map[int64]thread
+	posts    map[event.ID][]string // ids of the comments by post
+	keep     map[string]bool       // comments that no writer removes
+	threads  map[event.ID]thread
 	follows  map[pair]follow
 }
 
 func newModel() *model {
-	return &model{comments: map[string]comment{}, posts: map[int64][]string{}, keep: map[string]bool{}, threads: map[int64]thread{},
+	return &model{comments: map[string]comment{}, posts: map[event.ID][]string{}, keep: map[string]bool{}, threads: map[event.ID]thread{},
 		follows: map[pair]follow{}}
 }
 
@@ -95,7 +95,7 @@ func (m *model) putComment(c comment, keep bool) {
 	old, known := m.comments[c.ID]
 	if !known {
 		post, _ := strconv.ParseInt(c.Post, 10, 64)
-		m.posts[post] = append(m.posts[post], c.ID)
+		m.posts[event.IDOf(post)] = append(m.posts[event.IDOf(post)], c.ID)
 	}
 	if keep && c.visible() {
 		m.keep[c.ID] = true
@@ -105,7 +105,7 @@ func (m *model) putComment(c comment, keep bool) {
 	}
 }
 
-func (m *model) putThread(post int64, t thread) {
+func (m *model) putThread(post event.ID, t thread) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if t.Version > m.threads[post].Version {
@@ -116,7 +116,7 @@ func (m *model) putThread(post int64, t thread) {
 func (m *model) putFollow(f event.Edge) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	p := pair{int64(f.From), int64(f.To)}
+	p := pair{f.From, f.To}
 	if f.Version > m.follows[p].version {
 		m.follows[p] = follow{active: f.Active(), version: f.Version, at: wire(f.PositionedAt)}
 	}
@@ -128,14 +128,14 @@ func (m *model) comment(id string) comment {
 	return m.comments[id]
 }
 
-func (m *model) thread(post int64) thread {
+func (m *model) thread(post event.ID) thread {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.threads[post]
 }
 
 // ids returns the comments of a post, in the order in which the model learned of them.
-func (m *model) ids(post int64) []string {
+func (m *model) ids(post event.ID) []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Clone(m.posts[post])
@@ -152,7 +152,7 @@ func byAge(a, b comment) int {
 }
 
 // list returns the comments of all posts, or of one, that fulfill want, oldest first.
-func (m *model) list(post int64, want func(comment) bool) []comment {
+func (m *model) list(post event.ID, want func(comment) bool) []comment {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	all := []comment{}
@@ -167,7 +167,7 @@ func (m *model) list(post int64, want func(comment) bool) []comment {
 
 // tree returns the thread of a post: the visible comments, and those with a visible reply below
 // them.
-func (m *model) tree(post int64) []comment {
+func (m *model) tree(post event.ID) []comment {
 	below := map[string][]comment{}
 	for _, c := range m.list(post, func(comment) bool { return true }) {
 		below[c.Parent] = append(below[c.Parent], c)
@@ -226,12 +226,12 @@ func slice[T any](all []T, skip, limit int) []T {
 }
 
 // edges returns the edges of a user, newest first.
-func (m *model) edges(user int64, followers bool) []edge {
+func (m *model) edges(user event.ID, followers bool) []edge {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	type row struct {
 		at   string
-		user int64
+		user event.ID
 	}
 	var rows []row
 	for p, f := range m.follows {
@@ -251,10 +251,10 @@ func (m *model) edges(user int64, followers bool) []edge {
 }
 
 // users returns all users in follows.
-func (m *model) users() []int64 {
+func (m *model) users() []event.ID {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var all []int64
+	var all []event.ID
 	for p := range m.follows {
 		all = append(all, p.follower, p.followee)
 	}

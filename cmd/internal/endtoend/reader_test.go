@@ -13,6 +13,8 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/tidings/tidings/event"
 )
 
 // client calls the API's handler for one tenant.
@@ -123,7 +125,7 @@ func equalWalk[T any](c client, path string, limit int, settings *thread, want [
 
 // equalPost compares everything that the API serves for a post. part selects one of postParts ways
 // of reading; -1 reads in all ways.
-func equalPost(c client, m *model, rng *rand.Rand, post int64, part int) error {
+func equalPost(c client, m *model, rng *rand.Rand, post event.ID, part int) error {
 	path, settings := fmt.Sprintf("/v1/posts/%d/comments", post), m.thread(post)
 	oldest, tree, ids := m.list(post, comment.visible), m.tree(post), m.ids(post)
 	newest := slices.Clone(oldest)
@@ -253,7 +255,7 @@ func equalPost(c client, m *model, rng *rand.Rand, post int64, part int) error {
 func pending(c comment) bool { return c.State == "PENDING" }
 
 // equalUser compares a user's lists and counts.
-func equalUser(c client, m *model, rng *rand.Rand, user int64) error {
+func equalUser(c client, m *model, rng *rand.Rand, user event.ID) error {
 	followers, following := m.edges(user, true), m.edges(user, false)
 	type counts struct {
 		Followers int `json:"followers"`
@@ -268,7 +270,7 @@ func equalUser(c client, m *model, rng *rand.Rand, user int64) error {
 }
 
 // equalAuthor compares an author's comments in all posts.
-func equalAuthor(c client, m *model, rng *rand.Rand, author int64) error {
+func equalAuthor(c client, m *model, rng *rand.Rand, author event.ID) error {
 	want := m.list(0, func(c comment) bool { return c.visible() && c.Author == fmt.Sprint(author) })
 	slices.Reverse(want)
 	return equalWalk(c, fmt.Sprintf("/v1/users/%d/comments", author), 1+rng.IntN(40), nil, want)
@@ -276,7 +278,7 @@ func equalAuthor(c client, m *model, rng *rand.Rand, author int64) error {
 
 // equalRelations compares all pairs of users, their counts in one answer, and mutuals of some
 // pairs.
-func equalRelations(c client, m *model, rng *rand.Rand, users []int64) error {
+func equalRelations(c client, m *model, rng *rand.Rand, users []event.ID) error {
 	type Pair struct { // exported for cmp
 		Follower string `json:"follower_id"`
 		Followee string `json:"followee_id"`

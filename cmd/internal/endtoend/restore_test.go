@@ -284,7 +284,8 @@ const tenant = 1
 func (h *hand) write(ctx context.Context) (err error) {
 	h.n++
 	set, meta := kinds.Builtin(), store.Meta{Actor: "tester"}
-	comment, edge := set.Children["comment"], store.EdgeWrite{Meta: meta, From: 1 + h.rng.Int64N(6), To: 11 + h.rng.Int64N(6)}
+	comment, edge := set.Children["comment"], store.EdgeWrite{Meta: meta, From: event.IDOf(1 + h.rng.Int64N(6)),
+		To: event.IDOf(11 + h.rng.Int64N(6))}
 	var out []store.ChildOutcome
 	some := ""
 	if len(h.made) > 0 {
@@ -302,7 +303,8 @@ func (h *hand) write(ctx context.Context) (err error) {
 		_, err = h.s.PutEdges(ctx, tenant, set.Edges["membership"], []store.EdgeWrite{edge})
 	case n < 7 || some == "":
 		out, err = h.s.CreateChildren(ctx, tenant, comment,
-			[]store.NewChild{{Meta: meta, Object: 1 + h.rng.Int64N(3), AuthorID: 1 + h.rng.Int64N(6), Body: fmt.Sprintf("text %d", h.n)}})
+			[]store.NewChild{{Meta: meta, Object: event.IDOf(1 + h.rng.Int64N(3)),
+				AuthorID: event.IDOf(1 + h.rng.Int64N(6)), Body: fmt.Sprintf("text %d", h.n)}})
 	case n < 8:
 		body := fmt.Sprintf("edited %d", h.n)
 		_, err = h.s.EditChildren(ctx, tenant, comment, []store.ChildEdit{{Meta: meta, ID: some, IfVersion: store.AnyVersion, Body: &body}})
@@ -315,7 +317,7 @@ func (h *hand) write(ctx context.Context) (err error) {
 			_, err = h.s.DeleteChildren(ctx, tenant, comment, []store.ChildDelete{{Meta: meta, ID: some, IfVersion: store.AnyVersion}})
 			break
 		}
-		_, err = h.s.SetThreads(ctx, tenant, comment, []store.ThreadSettings{{Meta: meta, Object: 1 + h.rng.Int64N(3),
+		_, err = h.s.SetThreads(ctx, tenant, comment, []store.ThreadSettings{{Meta: meta, Object: event.IDOf(1 + h.rng.Int64N(3)),
 			Title: fmt.Sprintf("title %d", h.n)}})
 	}
 	for _, o := range out {
@@ -330,8 +332,8 @@ func (h *hand) write(ctx context.Context) (err error) {
 func (h *hand) review(ctx context.Context, create bool) error {
 	k, meta := kinds.Builtin().Children["review"], store.Meta{Actor: "tester"}
 	if create || len(h.ours) == 0 {
-		out, err := h.s.CreateChildren(ctx, tenant, k, []store.NewChild{{Meta: meta, Object: 1 + h.rng.Int64N(8),
-			AuthorID: 1 + h.rng.Int64N(6), Body: fmt.Sprintf("review %d", h.n), Attributes: json.RawMessage(`{"rating":4}`)}})
+		out, err := h.s.CreateChildren(ctx, tenant, k, []store.NewChild{{Meta: meta, Object: event.IDOf(1 + h.rng.Int64N(8)),
+			AuthorID: event.IDOf(1 + h.rng.Int64N(6)), Body: fmt.Sprintf("review %d", h.n), Attributes: json.RawMessage(`{"rating":4}`)}})
 		if err == nil && out[0].Err == nil {
 			h.ours = append(h.ours, out[0].Child.ID)
 		}
@@ -499,7 +501,7 @@ func restoreEach(t *testing.T, mixes ...mix) {
 	}
 }
 
-func (s *site) writeReview(author, product int64) (id string) {
+func (s *site) writeReview(author, product event.ID) (id string) {
 	s.t.Helper()
 	out, err := s.store.CreateChildren(s.t.Context(), tenant, kinds.Builtin().Children["review"], []store.NewChild{{
 		Meta: store.Meta{Actor: "tester"}, Object: product, AuthorID: author, Body: "text", Attributes: json.RawMessage(`{"rating":4}`)}})

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strings"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/store"
@@ -29,7 +30,7 @@ type writer struct {
 	store  *store.Store
 	tenant int64
 	n      int64 // the writer's number, for ids of its own
-	fans   int64
+	fans   event.ID
 }
 
 var meta = store.Meta{Actor: "test"}
@@ -44,7 +45,7 @@ func (w *writer) step() error {
 	switch n := w.rng.IntN(20); {
 	case n < 2:
 		w.fans++
-		_, err := w.setFollow(pair{fans + 1000*w.n + w.fans, celebrity}, true)
+		_, err := w.setFollow(pair{event.IDOf(fans+1000*w.n) + w.fans, celebrity}, true)
 		return err
 	case n < 6:
 		_, err := w.setFollow(w.pair(), n < 4)
@@ -79,9 +80,9 @@ func (w *writer) step() error {
 }
 
 // post returns mostly the first post, so that it gets enough comments for several buckets.
-func (w *writer) post() int64 { return max(1, w.rng.Int64N(posts+4)-3) }
+func (w *writer) post() event.ID { return event.IDOf(max(1, w.rng.Int64N(posts+4)-3)) }
 
-func (w *writer) user() int64 { return 1 + w.rng.Int64N(users) }
+func (w *writer) user() event.ID { return event.IDOf(1 + w.rng.Int64N(users)) }
 
 func (w *writer) pair() pair {
 	for {
@@ -91,7 +92,7 @@ func (w *writer) pair() pair {
 	}
 }
 
-func (w *writer) pick(post int64) string {
+func (w *writer) pick(post event.ID) string {
 	ids := w.m.ids(post)
 	if len(ids) == 0 {
 		return ""
@@ -134,7 +135,7 @@ func (w *writer) setFollow(p pair, active bool) (answer, error) {
 	return a, nil
 }
 
-func (w *writer) setThread(post int64, t thread) (answer, error) {
+func (w *writer) setThread(post event.ID, t thread) (answer, error) {
 	body, err := json.Marshal(t)
 	if err != nil {
 		return answer{}, err
@@ -165,7 +166,7 @@ func (w *writer) comment(what string, want int, a answer, keep bool) (answer, er
 	return a, nil
 }
 
-func (w *writer) create(post, author int64, parent string, keep bool) (answer, error) {
+func (w *writer) create(post, author event.ID, parent string, keep bool) (answer, error) {
 	body := fmt.Sprintf(`{"author_id":"%d","body":"words %d"}`, author, w.rng.IntN(1000))
 	if parent != "" {
 		body = strings.Replace(body, "{", fmt.Sprintf(`{"parent_id":%q,`, parent), 1)
@@ -294,10 +295,10 @@ type session struct {
 
 const sessionComments = 40 // with the pairs and the post, the maximum that the tokens of one read may name
 
-func (s *session) post() int64 { return 100 + s.n }
+func (s *session) post() event.ID { return event.IDOf(100 + s.n) }
 
 // account returns the account that the session's other users follow and are followed by.
-func (s *session) account() int64 { return 10_000 + 100*s.n }
+func (s *session) account() event.ID { return event.IDOf(10_000 + 100*s.n) }
 
 func (s *session) step() error {
 	var a answer
@@ -308,7 +309,7 @@ func (s *session) step() error {
 	want := http.StatusOK
 	switch n := s.rng.IntN(12); {
 	case n < 4:
-		p := pair{s.account(), s.account() + 1 + s.rng.Int64N(10)}
+		p := pair{s.account(), s.account() + event.IDOf(1+s.rng.Int64N(10))}
 		if s.rng.IntN(2) == 0 {
 			p.follower, p.followee = p.followee, p.follower
 		}
@@ -379,7 +380,7 @@ func (s *session) step() error {
 	case 1:
 		return equalAuthor(c2, s.m, s.rng, s.account())
 	case 2:
-		return equalRelations(c2, s.m, s.rng, []int64{s.account(), s.account() + 1, s.account() + 2, s.account() + 3})
+		return equalRelations(c2, s.m, s.rng, []event.ID{s.account(), s.account() + 1, s.account() + 2, s.account() + 3})
 	}
 	return equalPost(c2, s.m, s.rng, s.post(), s.rng.IntN(1000))
 }

@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/tidings/tidings/event"
 )
 
 // operation is one operation of a batch: a write, or a text that the API refuses.
@@ -57,7 +59,7 @@ func (l *lane) operations(n int, distinct bool) (path string, all []operation) {
 		case creates && (only || l.chance(2)) || r == nil:
 			w = l.create(k)
 			if only && l.chance(2) {
-				c := newChild{k: k, object: 1 + l.rng.Int64N(3), author: 1 + l.rng.Int64N(3), body: l.text("place"),
+				c := newChild{k: k, object: event.IDOf(1 + l.rng.Int64N(3)), author: event.IDOf(1 + l.rng.Int64N(3)), body: l.text("place"),
 					values: l.values(k.Attributes, false)}
 				if l.chance(2) {
 					c.key = fmt.Sprint("key-", l.rng.IntN(3))

@@ -22,18 +22,18 @@ func goneCode(k kinds.Child) string {
 }
 
 // settingsPath returns the path of the settings of an object's children.
-func (l *lane) settingsPath(k kinds.Child, object int64) string {
+func (l *lane) settingsPath(k kinds.Child, object event.ID) string {
 	if k.Name == event.AggregateComment {
 		return fmt.Sprintf("/v1/posts/%d/thread", object)
 	}
 	return l.underPath(k, object) + "/settings"
 }
 
-func (l *lane) summaryPath(k kinds.Child, object int64) string {
+func (l *lane) summaryPath(k kinds.Child, object event.ID) string {
 	return l.underPath(k, object) + "/summary"
 }
 
-func (l *lane) underPath(k kinds.Child, object int64) string {
+func (l *lane) underPath(k kinds.Child, object event.ID) string {
 	return fmt.Sprintf("/v1/%s/%d/%s", l.kinds.Objects[k.Parent], object, k.Plural)
 }
 
@@ -80,7 +80,7 @@ func (l *lane) createChild() error { return l.do(l.create(l.childKind(anyKind)))
 // newChild is the content of a create.
 type newChild struct {
 	k              kinds.Child
-	object, author int64
+	object, author event.ID
 	replyTo        string
 	body, key      string
 	values         map[string]any
@@ -93,7 +93,7 @@ func (l *lane) create(k kinds.Child) write {
 	if k.Threaded && !l.chance(3) {
 		if r := l.child(threaded); r != nil && (r.k.Name == k.Name || l.chance(10)) {
 			n.replyTo = r.now().ID
-			if n.object = int64(r.now().Parent); l.chance(20) {
+			if n.object = r.now().Parent; l.chance(20) {
 				n.object = l.object()
 			}
 		}
@@ -159,7 +159,7 @@ func (l *lane) planCreate(n newChild) outcome {
 	case n.k.Moderated && settings.Locked:
 		return refusal(http.StatusConflict, "thread-locked")
 	case n.replyTo == "":
-	case parent == nil || parent.k.Name != n.k.Name || int64(parent.now().Parent) != n.object:
+	case parent == nil || parent.k.Name != n.k.Name || parent.now().Parent != n.object:
 		return refusal(http.StatusUnprocessableEntity, "parent-unknown")
 	case !visible(parent.now()):
 		return refusal(http.StatusConflict, "parent-gone")
@@ -173,7 +173,7 @@ func (l *lane) planCreate(n newChild) outcome {
 				location: func() string { return onePath(n.k, first.now().ID) }}
 		}
 	}
-	c := event.Child{Parent: event.ID(n.object), ReplyTo: n.replyTo, AuthorID: event.ID(n.author), Body: strings.TrimSpace(n.body),
+	c := event.Child{Parent: n.object, ReplyTo: n.replyTo, AuthorID: n.author, Body: strings.TrimSpace(n.body),
 		Attributes:  form(n.k.Attributes, n.values),
 		AuthorState: event.AuthorActive, ModerationState: event.ModerationNone, Version: 1, Actor: l.acting}
 	if n.k.Moderated && settings.Premoderate {
@@ -360,7 +360,7 @@ func (l *lane) planModerate(r *childRow, state, reason string, c condition) outc
 
 func (l *lane) putSettings() error { return l.do(l.settings(l.childKind(moderated), l.object())) }
 
-func (l *lane) settings(k kinds.Child, object int64) write {
+func (l *lane) settings(k kinds.Child, object event.ID) write {
 	r := l.m.thread(k, object) // as it is when the lane makes the request
 	next := event.Thread{Locked: l.chance(6), Premoderate: l.chance(4)}
 	if l.chance(2) {

@@ -21,7 +21,7 @@ func words(k kinds.Edge) (active, reversed, self string) {
 func (l *lane) edgeKind() kinds.Edge { return pick(l, l.kinds.AllEdges()...) }
 
 // ends returns a random pair of the kind.
-func (l *lane) ends(k kinds.Edge) (from, to int64) {
+func (l *lane) ends(k kinds.Edge) (from, to event.ID) {
 	if k.From == k.To {
 		return l.user(), l.user()
 	}
@@ -60,7 +60,7 @@ func (l *lane) edgeWrite(k kinds.Edge) write {
 }
 
 // edgeWriteOf plans any write of the pair.
-func (l *lane) edgeWriteOf(k kinds.Edge, from, to int64) write {
+func (l *lane) edgeWriteOf(k kinds.Edge, from, to event.ID) write {
 	row := l.m.edge(k, from, to)
 	w := write{path: fmt.Sprintf("/v1/%s/%d/%d", k.Plural, from, to), noun: k.Name}
 	op := map[string]any{k.Ends[0]: fmt.Sprint(from), k.Ends[1]: fmt.Sprint(to)}

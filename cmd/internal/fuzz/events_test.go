@@ -146,7 +146,7 @@ func (l *lane) projectOne(e *event.Event) error {
 	}
 	if k, ok := l.kinds.Edge(e.AggregateType); ok {
 		got, err := e.DecodeEdge(k.Names())
-		r := l.m.edge(k, int64(got.From), int64(got.To))
+		r := l.m.edge(k, got.From, got.To)
 		if err != nil || r.projected == len(r.states) {
 			return errors.Join(err, errNoVersion)
 		}
@@ -207,7 +207,7 @@ func (l *lane) projectThread(e *event.Event) error {
 	if err := json.Unmarshal(e.Payload, &got); err != nil {
 		return err
 	}
-	r := l.m.thread(l.kinds.Children[got.Of()], int64(got.PostID))
+	r := l.m.thread(l.kinds.Children[got.Of()], got.PostID)
 	if r.projected == len(r.states) {
 		return errNoVersion
 	}

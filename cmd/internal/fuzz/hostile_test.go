@@ -247,7 +247,7 @@ func (l *lane) give(g given) {
 	s := shared{token: g.token}
 	if r, ok := g.row.(*childRow); ok {
 		c := r.now()
-		s.kind, s.object, s.id, s.slug = r.k.Name, int64(c.Parent), c.ID, c.Slug
+		s.kind, s.object, s.id, s.slug = r.k.Name, c.Parent, c.ID, c.Slug
 	}
 	l.board.put(l.tenant, s)
 }

@@ -16,6 +16,7 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/kinds"
 )
 
@@ -209,8 +210,12 @@ func (l *lane) chance(n int) bool { return l.rng.IntN(n) == 0 }
 
 // There are few ids, the same for every tenant, so that requests meet. The last one is the largest
 // 64-bit id.
-func (l *lane) user() int64   { return pick(l, int64(1), 2, 3, 4, 5, 6, 7, 9223372036854775807) }
-func (l *lane) object() int64 { return pick(l, int64(1), 1, 1, 2, 3, 9223372036854775807) }
+func (l *lane) user() event.ID {
+	return event.IDOf(pick(l, int64(1), 2, 3, 4, 5, 6, 7, 9223372036854775807))
+}
+func (l *lane) object() event.ID {
+	return event.IDOf(pick(l, int64(1), 1, 1, 2, 3, 9223372036854775807))
+}
 
 func (l *lane) text(what string) string {
 	pad := ""

@@ -176,7 +176,7 @@ func (l *lane) edgeList() page {
 }
 
 // edgesOf returns the model of a list of edges.
-func edgesOf(k kinds.Edge, object int64, reverse bool, filter string) func(v view, at *place, limit int) found {
+func edgesOf(k kinds.Edge, object event.ID, reverse bool, filter string) func(v view, at *place, limit int) found {
 	to := k.To
 	if reverse {
 		to = k.From
@@ -221,7 +221,7 @@ func (l *lane) childList() (page, error) {
 	case n < 8:
 		k, author := l.childKind(anyKind), l.user()
 		return l.aged(fmt.Sprintf("/v1/users/%d/%s", author, k.Plural), k,
-			func(c event.Child) bool { return int64(c.AuthorID) == author && visible(c) }, true, nil), nil
+			func(c event.Child) bool { return c.AuthorID == author && visible(c) }, true, nil), nil
 	case n < 10:
 		return l.pending(), nil
 	case n < 11:
@@ -231,7 +231,7 @@ func (l *lane) childList() (page, error) {
 }
 
 func (l *lane) pending() page {
-	k, object := l.childKind(moderated), int64(0)
+	k, object := l.childKind(moderated), event.ID(0)
 	path := "/v1/moderation/" + k.Plural + "/pending"
 	if k.Name == event.AggregateComment {
 		path = "/v1/moderation/pending"
@@ -241,7 +241,7 @@ func (l *lane) pending() page {
 		path += fmt.Sprintf("?%s=%d", k.Names().Parent, object)
 	}
 	return l.aged(path, k, func(c event.Child) bool {
-		return stateWord(c) == "PENDING" && (object == 0 || int64(c.Parent) == object)
+		return stateWord(c) == "PENDING" && (object == 0 || c.Parent == object)
 	}, false, nil)
 }
 
@@ -274,7 +274,7 @@ func (l *lane) chronological() page {
 }
 
 // threadOf returns the settings that a page of an object's children shows.
-func (l *lane) threadOf(k kinds.Child, object int64) func(view) map[string]any {
+func (l *lane) threadOf(k kinds.Child, object event.ID) func(view) map[string]any {
 	if !k.Moderated {
 		return func(view) map[string]any { return nil }
 	}
@@ -339,7 +339,7 @@ func (l *lane) inThread() page {
 	path := l.underPath(k, object) + "?order=threaded"
 	var known func(view) bool
 	if r := l.child(threaded); r != nil && l.chance(2) {
-		k, object, below = r.k, int64(r.now().Parent), r.now().Path+"/"
+		k, object, below = r.k, r.now().Parent, r.now().Path+"/"
 		path = onePath(k, r.now().ID) + "/replies"
 		known = func(v view) bool { _, ok := v.child(r); return ok }
 	}
@@ -363,7 +363,7 @@ func (l *lane) around(v view, fresh string) error {
 		return nil
 	}
 	c, known := v.child(r)
-	object := int64(r.now().Parent)
+	object := r.now().Parent
 	if l.chance(10) {
 		object = l.object()
 	}
@@ -374,7 +374,7 @@ func (l *lane) around(v view, fresh string) error {
 	if err != nil {
 		return err
 	}
-	if !known || int64(c.Parent) != object {
+	if !known || c.Parent != object {
 		return a.expect(http.StatusNotFound, "not-found")
 	}
 	all := v.childrenOf(r.k, under(object))
@@ -390,7 +390,7 @@ func (l *lane) document(v view, fresh string) error {
 	if r == nil {
 		return nil
 	}
-	object := int64(r.now().Parent)
+	object := r.now().Parent
 	headers := page{fresh: fresh}.headers()
 	if l.chance(2) {
 		a, err := l.call(http.MethodGet, fmt.Sprintf("%s/by-slug/%s", l.underPath(r.k, object), r.now().Slug), "", headers...)

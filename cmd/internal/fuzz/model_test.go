@@ -16,7 +16,7 @@ import (
 // applied.
 type edgeRow struct {
 	k         kinds.Edge
-	from, to  int64
+	from, to  event.ID
 	states    []event.Edge
 	projected int
 }
@@ -30,14 +30,14 @@ type childRow struct {
 
 type threadRow struct {
 	k         kinds.Child
-	object    int64
+	object    event.ID
 	states    []event.Thread
 	projected int
 }
 
 func (r *edgeRow) now() event.Edge {
 	if len(r.states) == 0 {
-		return event.Edge{From: event.ID(r.from), To: event.ID(r.to)}
+		return event.Edge{From: r.from, To: r.to}
 	}
 	return r.states[len(r.states)-1]
 }
@@ -46,25 +46,25 @@ func (r *childRow) now() event.Child { return r.states[len(r.states)-1] }
 
 func (r *threadRow) now() event.Thread {
 	if len(r.states) == 0 {
-		return event.Thread{PostID: event.ID(r.object)}
+		return event.Thread{PostID: r.object}
 	}
 	return r.states[len(r.states)-1]
 }
 
 type edgeKey struct {
 	kind     string
-	from, to int64
+	from, to event.ID
 }
 
 type objectKey struct {
 	kind   string
-	object int64
+	object event.ID
 }
 
 // authorKey is the idempotency key of an author.
 type authorKey struct {
 	kind   string
-	author int64
+	author event.ID
 	key    string
 }
 
@@ -89,14 +89,14 @@ func newModel() *model {
 }
 
 // edge returns the row of a pair. The model keeps it only from the first state on.
-func (m *model) edge(k kinds.Edge, from, to int64) *edgeRow {
+func (m *model) edge(k kinds.Edge, from, to event.ID) *edgeRow {
 	if r := m.edges[edgeKey{k.Name, from, to}]; r != nil {
 		return r
 	}
 	return &edgeRow{k: k, from: from, to: to}
 }
 
-func (m *model) thread(k kinds.Child, object int64) *threadRow {
+func (m *model) thread(k kinds.Child, object event.ID) *threadRow {
 	if r := m.threads[objectKey{k.Name, object}]; r != nil {
 		return r
 	}
@@ -121,9 +121,9 @@ func (m *model) addChild(k kinds.Child, c event.Child) *childRow {
 }
 
 // placeOf returns the child that keeps an author from writing another one, or nil.
-func (m *model) placeOf(k kinds.Child, object, author int64) *childRow {
+func (m *model) placeOf(k kinds.Child, object, author event.ID) *childRow {
 	for _, r := range m.children {
-		if c := r.now(); r.k.Name == k.Name && int64(c.Parent) == object && int64(c.AuthorID) == author &&
+		if c := r.now(); r.k.Name == k.Name && c.Parent == object && c.AuthorID == author &&
 			c.AuthorState == event.AuthorActive {
 			return r
 		}
@@ -162,17 +162,17 @@ func (v view) child(r *childRow) (event.Child, bool) {
 	return r.states[n-1], true
 }
 
-func (v view) thread(k kinds.Child, object int64) event.Thread {
+func (v view) thread(k kinds.Child, object event.ID) event.Thread {
 	r := v.m.thread(k, object)
 	n := v.at(r, r.projected, len(r.states))
 	if n == 0 {
-		return event.Thread{PostID: event.ID(object)}
+		return event.Thread{PostID: object}
 	}
 	return r.states[n-1]
 }
 
 // list returns the active edges to or from an object, newest first.
-func (v view) list(k kinds.Edge, object int64, reverse bool, filter string) []event.Edge {
+func (v view) list(k kinds.Edge, object event.ID, reverse bool, filter string) []event.Edge {
 	var all []event.Edge
 	for _, r := range v.m.edges {
 		e, ok := v.edge(r)
@@ -198,7 +198,7 @@ func other(e event.Edge, reverse bool) event.ID {
 	return e.To
 }
 
-func (v view) active(k kinds.Edge, from, to int64) (event.Edge, bool) {
+func (v view) active(k kinds.Edge, from, to event.ID) (event.Edge, bool) {
 	r := v.m.edges[edgeKey{k.Name, from, to}]
 	if r == nil {
 		return event.Edge{}, false
@@ -223,14 +223,14 @@ func byAge(a, b event.Child) int {
 	return cmp.Or(a.CreatedAt.Compare(b.CreatedAt.Time), cmp.Compare(a.ID, b.ID))
 }
 
-func under(object int64) func(event.Child) bool {
-	return func(c event.Child) bool { return int64(c.Parent) == object && visible(c) }
+func under(object event.ID) func(event.Child) bool {
+	return func(c event.Child) bool { return c.Parent == object && visible(c) }
 }
 
 // threaded returns the children of an object in thread order: the visible ones, and those with a
 // visible reply below them.
-func (v view) threaded(k kinds.Child, object int64) []event.Child {
-	all := v.childrenOf(k, func(c event.Child) bool { return int64(c.Parent) == object })
+func (v view) threaded(k kinds.Child, object event.ID) []event.Child {
+	all := v.childrenOf(k, func(c event.Child) bool { return c.Parent == object })
 	slices.SortFunc(all, func(a, b event.Child) int { return strings.Compare(a.Path, b.Path) })
 	return slices.DeleteFunc(slices.Clone(all), func(c event.Child) bool {
 		return !slices.ContainsFunc(all, func(d event.Child) bool {

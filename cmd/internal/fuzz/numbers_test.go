@@ -69,9 +69,9 @@ func (l *lane) counts(v view, headers []string) error {
 	return l.plain(a, want)
 }
 
-func countsOf(v view, k kinds.Child, object int64) map[string]any {
+func countsOf(v view, k kinds.Child, object event.ID) map[string]any {
 	seen := v.childrenOf(k, under(object))
-	all := v.childrenOf(k, func(c event.Child) bool { return int64(c.Parent) == object })
+	all := v.childrenOf(k, func(c event.Child) bool { return c.Parent == object })
 	want := map[string]any{"total": float64(len(all)), "visible": float64(len(seen))}
 	if names := k.Aggregates(); len(names) > 0 {
 		each := map[string]any{}
@@ -94,7 +94,7 @@ func (l *lane) summary(v view, headers []string) error {
 	want := map[string]any{k.Names().Parent: fmt.Sprint(object)}
 	seen := v.childrenOf(k, under(object))
 	want["visible"] = float64(len(seen))
-	want["total"] = float64(len(v.childrenOf(k, func(c event.Child) bool { return int64(c.Parent) == object })))
+	want["total"] = float64(len(v.childrenOf(k, func(c event.Child) bool { return c.Parent == object })))
 	if len(seen) > 0 {
 		want["last_activity_at"] = wire(seen[len(seen)-1].CreatedAt)
 	}
@@ -152,7 +152,7 @@ func (l *lane) manyCounts(v view, headers []string) error {
 func (l *lane) mutuals(v view, headers []string) error {
 	k := l.kinds.Edges[event.AggregateFollow]
 	user, whose, limit := l.user(), l.user(), 1+l.rng.IntN(5)
-	all := slices.DeleteFunc(v.list(k, user, false, ""), func(e event.Edge) bool { _, ok := v.active(k, int64(e.To), whose); return !ok })
+	all := slices.DeleteFunc(v.list(k, user, false, ""), func(e event.Edge) bool { _, ok := v.active(k, e.To, whose); return !ok })
 	items := []any{}
 	for _, e := range all[:min(len(all), limit)] {
 		items = append(items, map[string]any{"user_id": e.To.String(), "positioned_at": wire(e.PositionedAt)})

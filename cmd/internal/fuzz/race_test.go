@@ -157,7 +157,7 @@ func (r *race) child(side *lane, actor string) error {
 // the same time.
 func (r *race) create(side *lane, actor string) error {
 	k := side.childKind(anyKind)
-	n := newChild{k: k, object: 1, author: 1 + side.rng.Int64N(6), body: r.mark() + " made in a race"}
+	n := newChild{k: k, object: 1, author: event.IDOf(1 + side.rng.Int64N(6)), body: r.mark() + " made in a race"}
 	if len(k.Attributes) > 0 {
 		n.values = map[string]any{}
 		for name, a := range k.Attributes {
@@ -264,7 +264,7 @@ func (r *race) take(e *event.Event) (*made, error) {
 		if err := json.Unmarshal(e.Payload, &got); err != nil {
 			return nil, err
 		}
-		row := r.m.thread(r.kinds.Children[got.Of()], int64(got.PostID))
+		row := r.m.thread(r.kinds.Children[got.Of()], got.PostID)
 		now := row.now()
 		if got.Version != now.Version+1 || got.UpdatedAt.Before(now.UpdatedAt.Time) ||
 			got.Locked == now.Locked && got.Premoderate == now.Premoderate && got.Title == now.Title {
@@ -279,7 +279,7 @@ func (r *race) take(e *event.Event) (*made, error) {
 			return nil, err
 		}
 		got.Attributes = event.CanonicalAttributes(got.Attributes)
-		row := r.m.edge(k, int64(got.From), int64(got.To))
+		row := r.m.edge(k, got.From, got.To)
 		if err := follows(row.now(), got, e.Type); err != nil {
 			return nil, err
 		}
@@ -298,7 +298,7 @@ func (r *race) take(e *event.Event) (*made, error) {
 		if got.Version != 1 || e.Type != event.Created {
 			return nil, errors.New("its first version is missing")
 		}
-		if first := r.m.placeOf(k, int64(got.Parent), int64(got.AuthorID)); k.OnePerAuthor && first != nil {
+		if first := r.m.placeOf(k, got.Parent, got.AuthorID); k.OnePerAuthor && first != nil {
 			return nil, fmt.Errorf("the author has %s already", first.now().ID)
 		}
 		r.m.addChild(k, got)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/tidings/tidings/api"
 	"github.com/tidings/tidings/cmd/internal/fleet"
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/internal/tokens"
@@ -232,7 +233,7 @@ type shared struct {
 	path, cursor string // a list with one of its cursors
 	token        string
 	kind         string // of a child
-	object       int64
+	object       event.ID
 	id, slug     string
 }
 

@@ -50,7 +50,7 @@ func TestOnlyADifferenceThatNoEventExplainsIsDrift(t *testing.T) {
 	s := store.New(db.Pool(t, postgres.RoleAPI), func(int) {})
 	var writes []store.EdgeWrite
 	for followee := int64(2); followee <= 5; followee++ {
-		writes = append(writes, store.EdgeWrite{Meta: store.Meta{Actor: "test"}, From: 1, To: followee})
+		writes = append(writes, store.EdgeWrite{Meta: store.Meta{Actor: "test"}, From: 1, To: event.IDOf(followee)})
 	}
 	if _, err := s.PutEdges(ctx, 1, kinds.Builtin().Edges["follow"], writes); err != nil {
 		t.Fatal(err)

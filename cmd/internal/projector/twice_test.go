@@ -44,7 +44,7 @@ func writeEverything(t *testing.T, s *store.Store, set *kinds.Set) {
 		for kind, with := range map[string]string{"follow": "", "play": attributes} {
 			var puts, removes []store.EdgeWrite
 			for from := range int64(6) {
-				w := store.EdgeWrite{Meta: meta, From: from + 1, To: 20 + from%2}
+				w := store.EdgeWrite{Meta: meta, From: event.IDOf(from + 1), To: event.IDOf(20 + from%2)}
 				if int(from)%3 == n {
 					removes = append(removes, w)
 				}
@@ -62,7 +62,7 @@ func writeEverything(t *testing.T, s *store.Store, set *kinds.Set) {
 	for kind, attributes := range map[string]string{"comment": "", "verdict": `{"stars":2}`} {
 		var ids []string
 		for n := range 8 {
-			c := store.NewChild{Meta: meta, Object: 5, AuthorID: int64(n + 1), Body: fmt.Sprint("body ", n)}
+			c := store.NewChild{Meta: meta, Object: 5, AuthorID: event.ID(n + 1), Body: fmt.Sprint("body ", n)}
 			if attributes != "" {
 				c.Attributes = json.RawMessage(attributes)
 			}

@@ -265,7 +265,7 @@ func atProjection(ctx context.Context, s *servers, due func() int, seen func(int
 // write runs one transaction with a follow and its event: follower n+1, one of 1,000 followees. It
 // returns the event's slot.
 func write(ctx context.Context, s *servers, n int) (slot int, err error) {
-	follower, followee := int64(n+1), int64(n%1000+1_000_000_000)
+	follower, followee := event.ID(n+1), event.ID(n%1000+1_000_000_000)
 	e, err := followed(follower, followee, time.Now())
 	if err != nil {
 		return 0, err
@@ -282,9 +282,9 @@ func write(ctx context.Context, s *servers, n int) (slot int, err error) {
 }
 
 // followed returns the event of a new follow. The writer of an event without an id chooses one.
-func followed(follower, followee int64, at time.Time) (event.Event, error) {
+func followed(follower, followee event.ID, at time.Time) (event.Event, error) {
 	t := event.Time{Time: at}
-	payload, err := json.Marshal(event.Follow{FollowerID: event.ID(follower), FolloweeID: event.ID(followee),
+	payload, err := json.Marshal(event.Follow{FollowerID: follower, FolloweeID: followee,
 		Status: event.StatusActive, Version: 1, CreatedAt: t, PositionedAt: t, UpdatedAt: t, Actor: "bench"})
 	return event.Event{TenantID: tenant, AggregateType: event.AggregateFollow, AggregateID: followee, Type: event.Created,
 		Payload: payload}, err

@@ -31,11 +31,13 @@ type projectOptions struct {
 }
 
 // projectCases return the pair of the n-th follow event (from 1), by case.
-func projectCases(users int64) map[string]func(r *rand.Rand, n int64) (follower, followee int64) {
-	return map[string]func(r *rand.Rand, n int64) (int64, int64){
-		"random":       func(r *rand.Rand, _ int64) (int64, int64) { return 1 + r.Int64N(users), 1 + users + r.Int64N(users) },
-		"celebrity":    func(_ *rand.Rand, n int64) (int64, int64) { return 1 + n, 1 },
-		"massfollower": func(_ *rand.Rand, n int64) (int64, int64) { return 1, 1 + n },
+func projectCases(users int64) map[string]func(r *rand.Rand, n int64) (follower, followee event.ID) {
+	return map[string]func(r *rand.Rand, n int64) (event.ID, event.ID){
+		"random": func(r *rand.Rand, _ int64) (event.ID, event.ID) {
+			return event.IDOf(1 + r.Int64N(users)), event.IDOf(1 + users + r.Int64N(users))
+		},
+		"celebrity":    func(_ *rand.Rand, n int64) (event.ID, event.ID) { return event.IDOf(1 + n), 1 },
+		"massfollower": func(_ *rand.Rand, n int64) (event.ID, event.ID) { return 1, event.IDOf(1 + n) },
 	}
 }
 
@@ -91,7 +93,7 @@ example, --consumer archiver --partitions 2 --instances 1,2 shows the effect of 
 	return cmd
 }
 
-func (o projectOptions) run(ctx context.Context, s *servers, pick func(*rand.Rand, int64) (int64, int64), r *result) error {
+func (o projectOptions) run(ctx context.Context, s *servers, pick func(*rand.Rand, int64) (event.ID, event.ID), r *result) error {
 	if err := s.declare(ctx, o.partitions); err != nil {
 		return err
 	}
@@ -131,14 +133,14 @@ func (o projectOptions) run(ctx context.Context, s *servers, pick func(*rand.Ran
 // fill publishes the events with the relay's headers. It returns the counts that they give to each
 // account, and the number of distinct pairs.
 func (o projectOptions) fill(ctx context.Context, s *servers,
-	pick func(*rand.Rand, int64) (int64, int64)) (want projected, err error) {
-	type pair struct{ follower, followee int64 }
+	pick func(*rand.Rand, int64) (event.ID, event.ID)) (want projected, err error) {
+	type pair struct{ follower, followee event.ID }
 	var (
 		r     = rand.New(rand.NewPCG(1, 2))
 		pairs = make([]pair, o.events)
 		seen  = make(map[pair]bool, o.events)
 	)
-	want.counts = make(map[int64]followercounts.Counts)
+	want.counts = make(map[event.ID]followercounts.Counts)
 	for i := range pairs {
 		p := &pairs[i]
 		p.follower, p.followee = pick(r, int64(i+1))
@@ -184,8 +186,8 @@ func (o projectOptions) applied(ctx context.Context, s *servers) (applied bool, 
 
 // projected is the expected content of the read tables.
 type projected struct {
-	counts map[int64]followercounts.Counts // by account
-	pairs  int                             // each with one version in its history
+	counts map[event.ID]followercounts.Counts // by account
+	pairs  int                                // each with one version in its history
 }
 
 // wrong counts the accounts, or with the archiver the pairs, whose read tables differ from want.
@@ -199,9 +201,9 @@ func (o projectOptions) wrong(ctx context.Context, s *servers, want projected) (
 }
 
 // wrongCounts counts the accounts whose counts differ from want.
-func wrongCounts(ctx context.Context, s *servers, want map[int64]followercounts.Counts) (wrong int, err error) {
+func wrongCounts(ctx context.Context, s *servers, want map[event.ID]followercounts.Counts) (wrong int, err error) {
 	rows, _ := s.pool.Query(ctx, `SELECT object_id, incoming, outgoing FROM edge_counts`)
-	var user int64
+	var user event.ID
 	var c followercounts.Counts
 	right := 0
 	if _, err := pgx.ForEachRow(rows, []any{&user, &c.Incoming, &c.Outgoing}, func() error {

@@ -37,7 +37,7 @@ func compareEdges(a, b load.Edge) int {
 	return cmp.Or(cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To))
 }
 
-func (g *graph) has(from, to int64) bool {
+func (g *graph) has(from, to event.ID) bool {
 	_, found := slices.BinarySearchFunc(g.edges, load.Edge{From: from, To: to}, compareEdges)
 	return found
 }
@@ -74,7 +74,7 @@ type edgePage struct {
 
 // edgeList is a list of an account: its followers, or its followings.
 type edgeList struct {
-	of        int64
+	of        event.ID
 	followers bool
 }
 
@@ -100,7 +100,7 @@ func (g *graph) check(l edgeList, skip, limit int, page edgePage) error {
 		return fmt.Errorf("%s has %d entries behind the first %d, want %d", l.path(limit), len(page.Items), skip, want)
 	}
 	for i, e := range page.Items {
-		from, to := l.of, int64(e.UserID)
+		from, to := l.of, e.UserID
 		if l.followers {
 			from, to = to, from
 		}
@@ -193,7 +193,7 @@ func (g *graph) taoParts(r *reader, middles []middle) []taoPart {
 			e := g.edges[rnd.IntN(len(g.edges))]
 			var got pair
 			took, err := r.ask(ctx, fmt.Sprintf("/v1/follows/%d/%d", e.From, e.To), nil, &got)
-			if want := (pair{event.ID(e.From), event.ID(e.To)}); err == nil && got != want {
+			if want := (pair{e.From, e.To}); err == nil && got != want {
 				err = fmt.Errorf("the follow is %v, want %v", got, want)
 			}
 			return took, err
@@ -207,7 +207,7 @@ func (g *graph) taoParts(r *reader, middles []middle) []taoPart {
 				if i%2 == 1 {
 					e.To = g.edges[rnd.IntN(len(g.edges))].To
 				}
-				body.Pairs = append(body.Pairs, pair{event.ID(e.From), event.ID(e.To)})
+				body.Pairs = append(body.Pairs, pair{e.From, e.To})
 			}
 			var got struct {
 				Items []struct {
@@ -221,7 +221,7 @@ func (g *graph) taoParts(r *reader, middles []middle) []taoPart {
 				err = fmt.Errorf("the answer to %d pairs has %d", pairs, len(got.Items))
 			}
 			for i, item := range got.Items {
-				from, to := int64(item.FollowerID), int64(item.FolloweeID)
+				from, to := item.FollowerID, item.FolloweeID
 				if err == nil && (item.pair != body.Pairs[i] || item.Following != g.has(from, to) || item.FollowedBy != g.has(to, from)) {
 					err = fmt.Errorf("the answer to %v is %+v", body.Pairs[i], item)
 				}

@@ -102,7 +102,7 @@ func (t *longThread) event(n int, typ string) (event.Event, error) {
 	planned := t.plan.Child(n)
 	t.parent[n] = int32(planned.Parent)
 	c := event.Comment{CommentID: commentID(n), PostID: post, Slug: slug(n), Path: t.path(n),
-		AuthorID: event.ID(planned.AuthorID), Body: planned.Body,
+		AuthorID: planned.AuthorID, Body: planned.Body,
 		AuthorState: event.AuthorActive, ModerationState: event.ModerationNone, Version: 1, Actor: "bench",
 		CreatedAt: event.Time{Time: writtenAt(n)}, UpdatedAt: event.Time{Time: writtenAt(n)}}
 	if planned.Parent >= 0 {

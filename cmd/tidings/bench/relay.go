@@ -235,7 +235,7 @@ func (r *result) check(ctx context.Context, s *servers) error {
 		return err
 	}
 	duplicates, inversions := 0, 0
-	versions := make(map[int64]int64)
+	versions := make(map[event.ID]int64)
 	for _, stream := range streams { // older streams have lower numbers and come first
 		if _, err := broker.Scan(ctx, s.js, s.broker, stream.Number, broker.Scanning{}, func(m *broker.Stored) error {
 			if !event.Ours(m.Header) {

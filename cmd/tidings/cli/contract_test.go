@@ -151,7 +151,7 @@ func (c *contract) applies(p projections.Projection, events []event.Event) {
 	c.t.Helper()
 	type aggregate struct {
 		kind string
-		id   int64
+		id   event.ID
 	}
 	var wanted []event.Event
 	queues := make(map[aggregate][]event.Event)

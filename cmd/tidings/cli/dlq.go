@@ -42,7 +42,7 @@ type deadMessage struct {
 	EventID       string          `json:"event_id"`
 	TenantID      int64           `json:"tenant_id,string"`
 	AggregateType string          `json:"aggregate_type"`
-	AggregateID   int64           `json:"aggregate_id,string"`
+	AggregateID   event.ID        `json:"aggregate_id"`
 	EventType     string          `json:"event_type"`
 	EventVersion  int             `json:"event_version"`
 	Attempts      int             `json:"attempts"`
@@ -76,7 +76,7 @@ type dlqAction struct {
 	EventID       string      `json:"event_id"`
 	TenantID      int64       `json:"tenant_id,string"`
 	AggregateType string      `json:"aggregate_type"`
-	AggregateID   int64       `json:"aggregate_id,string"`
+	AggregateID   event.ID    `json:"aggregate_id"`
 	EventType     string      `json:"event_type"`
 }
 
@@ -161,7 +161,7 @@ func (p Process) outboxLetters(ctx context.Context, data string) (*letterDesk, e
 func (f *dlqFlags) add(c *cobra.Command, s letterSource, limit int) {
 	c.Flags().Int64Var(&f.filter.TenantID, "tenant", 0, "only of this tenant")
 	c.Flags().StringVar(&f.filter.AggregateType, "aggregate-type", "", "only of this aggregate type")
-	c.Flags().Int64Var(&f.filter.AggregateID, "aggregate-id", 0, "only of the aggregates with this id")
+	c.Flags().Int64Var((*int64)(&f.filter.AggregateID), "aggregate-id", 0, "only of the aggregates with this id")
 	c.Flags().StringVar(&f.filter.EventType, "type", "", "only of this event type")
 	c.Flags().StringVar(&f.since, "since", "", "only dead letters since then: a duration ago such as 24h, a date, or a time in RFC 3339")
 	c.Flags().StringVar(&f.until, "until", "", "only dead letters from before then, in the same forms")
@@ -599,7 +599,7 @@ func payloads(n int64) string {
 	return "Their payloads are"
 }
 
-func aggregate(typ string, id int64) string { return cell(typ) + "/" + strconv.FormatInt(id, 10) }
+func aggregate(typ string, id event.ID) string { return cell(typ) + "/" + id.String() }
 
 // cell makes any text safe for a table on a terminal. It quotes text with invisible or control
 // characters, which dead letters may contain.

@@ -40,7 +40,7 @@ type deadLetter struct {
 	First         bool                `json:"first"`
 	TenantID      int64               `json:"tenant_id,string"`
 	AggregateType string              `json:"aggregate_type"`
-	AggregateID   int64               `json:"aggregate_id,string"`
+	AggregateID   event.ID            `json:"aggregate_id"`
 	EventID       string              `json:"event_id"`
 	EventType     string              `json:"event_type"`
 	EventVersion  int                 `json:"event_version"`
@@ -70,21 +70,21 @@ func deadLetterOf(l deadletter.Letter) any {
 
 // parkedAction is a line of the output of `tidings dlq consumer retry` and discard with --json.
 type parkedAction struct {
-	Action        string `json:"action"`
-	DryRun        bool   `json:"dry_run"`
-	Actor         string `json:"actor"`
-	Reason        string `json:"reason,omitempty"`
-	ID            int64  `json:"id,string"`
-	Consumer      string `json:"consumer"`
-	TenantID      int64  `json:"tenant_id,string"`
-	AggregateType string `json:"aggregate_type"`
-	AggregateID   int64  `json:"aggregate_id,string"`
-	EventID       string `json:"event_id"`
-	EventType     string `json:"event_type"`
-	Gone          int    `json:"gone"`            // applied or discarded dead letters
-	Left          int64  `json:"left"`            // remaining dead letters of the aggregate
-	Next          int64  `json:"next_id,string"`  // the first remaining one, or 0
-	Error         string `json:"error,omitempty"` // why the consumer could not apply that one
+	Action        string   `json:"action"`
+	DryRun        bool     `json:"dry_run"`
+	Actor         string   `json:"actor"`
+	Reason        string   `json:"reason,omitempty"`
+	ID            int64    `json:"id,string"`
+	Consumer      string   `json:"consumer"`
+	TenantID      int64    `json:"tenant_id,string"`
+	AggregateType string   `json:"aggregate_type"`
+	AggregateID   event.ID `json:"aggregate_id"`
+	EventID       string   `json:"event_id"`
+	EventType     string   `json:"event_type"`
+	Gone          int      `json:"gone"`            // applied or discarded dead letters
+	Left          int64    `json:"left"`            // remaining dead letters of the aggregate
+	Next          int64    `json:"next_id,string"`  // the first remaining one, or 0
+	Error         string   `json:"error,omitempty"` // why the consumer could not apply that one
 }
 
 // projectionsPool connects to the projections' database.

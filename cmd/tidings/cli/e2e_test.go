@@ -42,8 +42,8 @@ func followGraph(users, edges int64, seed uint64) load.Spec {
 }
 
 // countsOf returns the counts of a graph's accounts.
-func countsOf(spec load.Spec) map[int64]counts {
-	all := map[int64]counts{}
+func countsOf(spec load.Spec) map[event.ID]counts {
+	all := map[event.ID]counts{}
 	for e := range load.Generate(spec) {
 		from, to := all[e.From], all[e.To]
 		from.Following++

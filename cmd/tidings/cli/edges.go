@@ -57,7 +57,7 @@ event. You may stop it: the archivers continue, and the same command shows the p
 	})
 	c.Flags().Int64Var(&tenant, "tenant", 0, "the tenant")
 	c.Flags().StringVar(&r.Object, "object", kinds.Author, "the type of the object, as the kinds name it")
-	c.Flags().Int64Var(&r.ID, "id", 0, "the object's id")
+	c.Flags().Int64Var((*int64)(&r.ID), "id", 0, "the object's id")
 	c.Flags().StringSliceVar(&names, "kind", nil, "only of this `kind`; repeatable (default: every kind)")
 	c.Flags().StringVar(&direction, "direction", string(store.DirectionBoth), "the edges from the object (from), to it (to), or both")
 	return c

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/kinds"
@@ -15,7 +16,7 @@ func TestEdgesRemoveWorksUntilAllAreGone(t *testing.T) {
 	db := testkit.Postgres(t)
 	env := map[string]string{"DATABASE_URL": db.URL}
 	s := store.New(db.Pool(t, postgres.RoleAPI), nil)
-	for _, pair := range [][2]int64{{7, 8}, {8, 7}, {9, 8}} {
+	for _, pair := range [][2]event.ID{{7, 8}, {8, 7}, {9, 8}} {
 		out, err := s.PutEdges(t.Context(), 1, kinds.Builtin().Edges["follow"],
 			[]store.EdgeWrite{{Meta: store.Meta{Actor: "ann"}, From: pair[0], To: pair[1]}})
 		if err != nil || out[0].Err != nil {

@@ -65,7 +65,7 @@ erased. docs/erasure.md lists the copies that erase cannot reach, such as backup
 		},
 	})
 	c.Flags().Int64Var(&o.TenantID, "tenant", 0, "the tenant")
-	c.Flags().Int64Var(&o.AuthorID, "author", 0, "the author whose children and edges to erase")
+	c.Flags().Int64Var((*int64)(&o.AuthorID), "author", 0, "the author whose children and edges to erase")
 	c.Flags().DurationVar(&o.Wait, "wait", 10*time.Minute, "how long to wait for the relay and the consumers, in total")
 	return c
 }

@@ -25,7 +25,7 @@ type foundEvent struct {
 	EventID       string          `json:"event_id"`
 	TenantID      int64           `json:"tenant_id,string"`
 	AggregateType string          `json:"aggregate_type"`
-	AggregateID   int64           `json:"aggregate_id,string"`
+	AggregateID   event.ID        `json:"aggregate_id"`
 	EventType     string          `json:"event_type"`
 	EventVersion  int             `json:"event_version"`
 	OccurredAt    event.Time      `json:"occurred_at"`

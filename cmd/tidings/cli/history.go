@@ -27,8 +27,8 @@ type historyFlags struct {
 	kind   string
 	tenant int64
 	limit  int
-	ids    []int64   // the arguments
-	child  uuid.UUID // the argument of the commands on one child
+	ids    []event.ID // the arguments
+	child  uuid.UUID  // the argument of the commands on one child
 }
 
 func (p Process) historyCommand() *cobra.Command {
@@ -241,14 +241,14 @@ func showThreadHistory(ctx context.Context, s *session, now *kinds.Set, f histor
 	})
 }
 
-func parseIDs(args []string) ([]int64, error) {
-	ids := make([]int64, len(args))
+func parseIDs(args []string) ([]event.ID, error) {
+	ids := make([]event.ID, len(args))
 	for i, a := range args {
 		id, err := event.ParseID(a)
 		if err != nil {
 			return nil, &usageError{err}
 		}
-		ids[i] = int64(id)
+		ids[i] = id
 	}
 	return ids, nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/words"
 	"github.com/tidings/tidings/ops/erasure"
 	"github.com/tidings/tidings/ops/replay"
@@ -100,7 +101,7 @@ func (p Process) restoring(ctx context.Context, y *system, wait time.Duration) (
 		return restore.Deps{}, err
 	}
 	d := restore.Deps{Deps: y.verifying(), TruthKinds: now}
-	d.Erase = func(ctx context.Context, tenant, person int64) error {
+	d.Erase = func(ctx context.Context, tenant int64, person event.ID) error {
 		o := erasure.Options{TenantID: tenant, AuthorID: person, Reason: "a restore undid the erasure", Wait: wait}
 		if err := setActor(&o.Actor); err != nil {
 			return err
