@@ -15,7 +15,6 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/tidings/tidings/client"
-	"github.com/tidings/tidings/event"
 )
 
 // ChildSpec says which children to generate.
@@ -253,7 +252,7 @@ type newChild struct {
 // PlannedChild is a child of a plan.
 type PlannedChild struct {
 	Parent     int // the place in the plan of the child that it answers, before its own; -1 if it is not a reply
-	AuthorID   event.ID
+	AuthorID   client.ID
 	Body       string
 	Attributes map[string]any
 }
@@ -270,7 +269,7 @@ func (t *Children) Child(i int) PlannedChild {
 	}
 	return PlannedChild{
 		Parent:     int(t.parent[i]),
-		AuthorID:   event.IDOf(1 + author),
+		AuthorID:   client.ID(1 + author),
 		Body:       words(rnd, min(1+int(math.Exp(2.5+0.9*rnd.NormFloat64())), maxWords)),
 		Attributes: t.kind.Attributes.Generate(rnd),
 	}

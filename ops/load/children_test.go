@@ -18,7 +18,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/client"
 )
 
 func TestGeneratedThreadsAreThoseOfTheSpec(t *testing.T) {
@@ -225,7 +225,7 @@ func TestPlansFollowTheirKind(t *testing.T) {
 	plan := GenerateChildren(k, ChildSpec{Objects: 20, Children: 3000, Seed: 3})
 	type pair struct {
 		object int32
-		author event.ID
+		author client.ID
 	}
 	seen, stars, given := map[pair]bool{}, map[int64]int{}, map[string]int{}
 	check := func(all map[string]any) {

@@ -12,12 +12,12 @@ import (
 	"iter"
 	"strconv"
 
-	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/client"
 )
 
 // Edge leads from From to To. Line is its line in the input, from 1, or 0 if it was generated.
 type Edge struct {
-	From, To   event.ID
+	From, To   client.ID
 	Attributes string // a JSON object; "" for none
 	Line       int64
 }
@@ -106,13 +106,13 @@ func parse(text []byte) (Edge, string) {
 	if len(fields) != 2 {
 		return Edge{}, fmt.Sprintf("want two ids, then perhaps attributes as a JSON object: got %.60q", text)
 	}
-	var ids [2]event.ID
+	var ids [2]client.ID
 	for i, f := range fields {
 		n, err := strconv.ParseUint(string(f), 10, 63)
 		if err != nil || n == 0 {
 			return Edge{}, fmt.Sprintf("%.40q is not an id: want a number from 1 to 9223372036854775807", f)
 		}
-		ids[i] = event.ID(n)
+		ids[i] = client.ID(n)
 	}
 	return Edge{From: ids[0], To: ids[1], Attributes: attributes}, ""
 }

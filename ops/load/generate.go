@@ -12,7 +12,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/client"
 )
 
 // Spec says which graph to generate.
@@ -133,7 +133,7 @@ func Generate(spec Spec) iter.Seq[Edge] {
 				}
 			}
 			for _, to := range targets {
-				if !yield(Edge{From: event.ID(from) + 1, To: event.ID(to) + 1}) {
+				if !yield(Edge{From: client.ID(from) + 1, To: client.ID(to) + 1}) {
 					return
 				}
 			}
