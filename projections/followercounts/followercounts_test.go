@@ -140,32 +140,32 @@ func TestCountsMoveOnlyWhenAnEdgesStateDoes(t *testing.T) {
 		for _, step := range []struct {
 			name   string
 			events []event.Event
-			want   map[int64]Counts
+			want   map[event.ID]Counts
 		}{
-			{"an edge counts on both sides", []event.Event{l.event(1, 7, 42, 1)}, map[int64]Counts{7: {0, 1}, 42: {1, 0}, 9: {}}},
+			{"an edge counts on both sides", []event.Event{l.event(1, 7, 42, 1)}, map[event.ID]Counts{7: {0, 1}, 42: {1, 0}, 9: {}}},
 			{"the same event again counts nothing", []event.Event{l.event(1, 7, 42, 1), l.event(1, 7, 42, 1)},
-				map[int64]Counts{7: {0, 1}, 42: {1, 0}, 9: {}}},
+				map[event.ID]Counts{7: {0, 1}, 42: {1, 0}, 9: {}}},
 			{"removed and there again in one batch is no change", []event.Event{l.event(1, 7, 42, n), l.event(1, 7, 42, n+1)},
-				map[int64]Counts{7: {0, 1}, 42: {1, 0}, 9: {}}},
-			{"an old event is passed over", []event.Event{l.event(1, 7, 42, n)}, map[int64]Counts{7: {0, 1}, 42: {1, 0}, 9: {}}},
+				map[event.ID]Counts{7: {0, 1}, 42: {1, 0}, 9: {}}},
+			{"an old event is passed over", []event.Event{l.event(1, 7, 42, n)}, map[event.ID]Counts{7: {0, 1}, 42: {1, 0}, 9: {}}},
 			{"an object may gain and lose in one batch, where an older version comes later",
 				[]event.Event{l.event(1, 7, 42, 2*n), l.event(1, 7, 42, 2*n-1), l.event(1, 9, 7, 1)},
-				map[int64]Counts{7: {1, 0}, 42: {0, 0}, 9: {0, 1}}},
+				map[event.ID]Counts{7: {1, 0}, 42: {0, 0}, 9: {0, 1}}},
 			{"an edge whose first event is its removal does not count", []event.Event{l.event(1, 5, 9, n)},
-				map[int64]Counts{7: {1, 0}, 42: {0, 0}, 9: {0, 1}}},
+				map[event.ID]Counts{7: {1, 0}, 42: {0, 0}, 9: {0, 1}}},
 			{"its older event, late, counts nothing", []event.Event{l.event(1, 5, 9, 1)},
-				map[int64]Counts{7: {1, 0}, 42: {0, 0}, 9: {0, 1}}},
+				map[event.ID]Counts{7: {1, 0}, 42: {0, 0}, 9: {0, 1}}},
 			{"another tenant's edge is another edge", []event.Event{l.event(2, 7, 42, 1)},
-				map[int64]Counts{7: {1, 0}, 42: {0, 0}, 9: {0, 1}}},
+				map[event.ID]Counts{7: {1, 0}, 42: {0, 0}, 9: {0, 1}}},
 			{"an edge of another kind is another edge", []event.Event{lifecycle{kind("like"), 2}.event(1, 9, 7, 1)},
-				map[int64]Counts{7: {1, 0}, 42: {0, 0}, 9: {0, 1}}},
+				map[event.ID]Counts{7: {1, 0}, 42: {0, 0}, 9: {0, 1}}},
 		} {
 			apply(t, pool, step.events...)
 			if diff := cmp.Diff(step.want, l.counts(t, pool, 1, 7, 9, 42)); diff != "" {
 				t.Errorf("%s: %s (-want +got):\n%s", l.Name, step.name, diff)
 			}
 		}
-		if diff := cmp.Diff(map[int64]Counts{7: {0, 1}}, l.counts(t, pool, 2, 7)); diff != "" {
+		if diff := cmp.Diff(map[event.ID]Counts{7: {0, 1}}, l.counts(t, pool, 2, 7)); diff != "" {
 			t.Errorf("%s: tenant 2 (-want +got):\n%s", l.Name, diff)
 		}
 	}
@@ -478,7 +478,7 @@ func TestBatchesThatShareAccountsDoNotDeadlock(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if diff := cmp.Diff(map[int64]Counts{1: {}, 2: {}}, tested[0].counts(t, pool, 1, 1, 2)); diff != "" {
+	if diff := cmp.Diff(map[event.ID]Counts{1: {}, 2: {}}, tested[0].counts(t, pool, 1, 1, 2)); diff != "" {
 		t.Errorf("after all removals (-want +got):\n%s", diff)
 	}
 }

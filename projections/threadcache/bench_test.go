@@ -25,7 +25,7 @@ const asConsumersDoSQL = `SELECT set_config('plan_cache_mode', 'force_custom_pla
 // written returns comment n of a post, half a millisecond after the one before it.
 func written(post event.ID, n int, parent *event.Child) event.Child {
 	c := event.Child{
-		ID: fmt.Sprintf("00000000-0000-7000-%04x-%012x", 0x8000+post%0x4000, n), Parent: post, Slug: fmt.Sprintf("%08x", n),
+		ID: fmt.Sprintf("00000000-0000-7000-%04x-%012x", 0x8000+int64(post)%0x4000, n), Parent: post, Slug: fmt.Sprintf("%08x", n),
 		AuthorID: event.ID(n%1000 + 1), Body: strings.Repeat("a word or two. ", 12), AuthorState: event.AuthorActive,
 		ModerationState: event.ModerationNone, Version: 1, Actor: "bench",
 	}
