@@ -74,10 +74,7 @@ func (a *applied) Refresh(context.Context) (bool, error) {
 // kinds on.
 func openKinds(t *testing.T, fromTheStart bool) (fixture, *kinds.Set, *applied) {
 	t.Helper()
-	set, err := kinds.Builtin().Extend([]byte(ownKinds))
-	if err != nil {
-		t.Fatal(err)
-	}
+	set := testkit.Kinds(t, ownKinds)
 	a := new(applied)
 	a.now.Store(kinds.Builtin())
 	a.next.Store(set)
@@ -95,6 +92,7 @@ func openKinds(t *testing.T, fromTheStart bool) (fixture, *kinds.Set, *applied) 
 	own := []projections.Projection{followercounts.New(a.Now), threadcache.New(a.Now)}
 	deps := api.Deps{Store: store.New(f.pool, nil), Tokens: f.pool, DLQ: outbox.NewDLQ(f.pool, nil), Projections: f.pool, Fleet: own,
 		Kinds: a, Log: testkit.Logger(t), Reg: f.reg}
+	var err error
 	if f.Handler, err = api.New(config(), deps); err != nil {
 		t.Fatal(err)
 	}

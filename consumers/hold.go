@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
 )
 
 // holdSQL waits for the consumer's batches in hand and keeps others from beginning.
@@ -30,13 +31,8 @@ func Hold(ctx context.Context, tx pgx.Tx,
 	return AllParked(ctx, tx, consumer)
 }
 
-// querier is a pool or a transaction.
-type querier interface {
-	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
-}
-
 // AllParked returns a function that reports whether an aggregate is parked, as q sees it now.
-func AllParked(ctx context.Context, q querier,
+func AllParked(ctx context.Context, q postgres.Querier,
 	consumer string) (parked func(tenant int64, aggregateType string, aggregateID event.ID) bool, err error) {
 	all := make(map[aggregate]bool)
 	rows, _ := q.Query(ctx, allParkedSQL, pgx.StrictNamedArgs{"consumer": consumer})

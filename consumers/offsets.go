@@ -32,7 +32,7 @@ SELECT /* consumers.offsets */ consumer_name, partition_key, last_processed_id, 
 
 // readOffsets returns the offsets of the given consumers by consumer and stream, or of all
 // consumers if none is given.
-func readOffsets(ctx context.Context, q querier, consumers ...string) (map[string]map[string]offset, error) {
+func readOffsets(ctx context.Context, q postgres.Querier, consumers ...string) (map[string]map[string]offset, error) {
 	if consumers == nil {
 		consumers = []string{}
 	}
@@ -189,7 +189,7 @@ SELECT /* consumers.positions */ consumer_name, last_processed_id, last_processe
 
 // Positions returns the position of each consumer on a stream, by name. A consumer that is not
 // listed has not begun the stream.
-func Positions(ctx context.Context, q querier, stream string) ([]Position, error) {
+func Positions(ctx context.Context, q postgres.Querier, stream string) ([]Position, error) {
 	rows, _ := q.Query(ctx, positionsSQL, pgx.StrictNamedArgs{"stream": stream})
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Position])
 	if err != nil {

@@ -16,12 +16,6 @@ import (
 	"github.com/tidings/tidings/internal/versioned"
 )
 
-// FileError reports a file that is not a valid file of kinds. Its text has one line per error.
-type FileError struct{ Err error }
-
-func (e *FileError) Error() string { return e.Err.Error() }
-func (e *FileError) Unwrap() error { return e.Err }
-
 // RefusedError reports changes that would give existing rows another meaning. Apply has changed
 // nothing.
 type RefusedError struct{ Refused []Refusal }
@@ -43,9 +37,9 @@ func (e *RefusedError) Error() string {
 // Databases are the pools of both databases, which may be one. Their logins act as tidings_system.
 type Databases struct{ Truth, Projections *pgxpool.Pool }
 
-// Request is a file to apply.
+// Request has the kinds to apply.
 type Request struct {
-	File   []byte
+	Kinds  *Set // with the built-in ones
 	Actor  string
 	Reason string
 	DryRun bool // report the changes without making them
@@ -65,16 +59,15 @@ const (
 	idleTimeout = 30 * time.Second
 )
 
-// Apply puts the kinds of a file in force, beside the built-in ones. It removes kinds that the file
-// does not have.
+// Apply puts kinds in force, beside the built-in ones. It removes kinds that the set does not have.
 //
 //	truth        ── lock ── check ── tables ────────────────────── object ── commit
 //	projections                        └── tables ── object ── commit ──┘
 //
 // The lock keeps other calls out until the end. A call that dies has changed nothing, or only the
 // projections. Kinds that only the projections have are without effect, and the same call again
-// completes them. Errors are *FileError, *RefusedError, and errors of the databases, after which
-// the call may be repeated.
+// completes them. Errors are *RefusedError, and errors of the databases, after which the call may
+// be repeated.
 func Apply(ctx context.Context, d Databases, r Request) (Applied, error) {
 	return apply(ctx, d, r, func(string) error { return nil })
 }
@@ -85,12 +78,9 @@ var errDry = errors.New("dry run")
 // apply calls step before each step. An error of step ends apply there, as a crash would.
 func apply(ctx context.Context, d Databases, r Request, step func(name string) error) (Applied, error) {
 	var done Applied
-	to, err := Builtin().Extend(r.File)
-	if err != nil {
-		return done, &FileError{err}
-	}
+	to := r.Kinds
 	// The transaction may run again. It then finds the changes to the projections already made.
-	err = postgres.InTx(ctx, d.Truth, pgx.TxOptions{}, func(tx pgx.Tx) error {
+	err := postgres.InTx(ctx, d.Truth, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		now, err := Truth.begin(ctx, tx, r)
 		if err != nil {
 			return err
@@ -321,7 +311,7 @@ func History(ctx context.Context, truth *pgxpool.Pool) (all []Version, err error
 				return err
 			}
 			for _, v := range some {
-				set, err := Builtin().Extend(v.Object.Kinds)
+				set, err := Builtin().ExtendJSON(v.Object.Kinds)
 				if err != nil { // an older release wrote them
 					return fmt.Errorf("the kinds of version %d are not valid in this release: %w", v.Metadata.VersionID, err)
 				}

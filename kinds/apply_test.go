@@ -36,7 +36,7 @@ func newInstallation(t *testing.T) installation {
 
 func (i installation) apply(t *testing.T, file string) kinds.Applied {
 	t.Helper()
-	done, err := kinds.Apply(t.Context(), i.Databases, kinds.Request{File: []byte(file), Actor: "ann", Reason: "why not"})
+	done, err := kinds.Apply(t.Context(), i.Databases, kinds.Request{Kinds: testkit.Kinds(t, file), Actor: "ann", Reason: "why not"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,10 +63,7 @@ func (i installation) inForce(t *testing.T) (truth, projections *kinds.Set) {
 // their tables and no others.
 func (i installation) holds(t *testing.T, file string) {
 	t.Helper()
-	want, err := kinds.Builtin().Extend([]byte(file))
-	if err != nil {
-		t.Fatal(err)
-	}
+	want := testkit.Kinds(t, file)
 	truth, projections := i.inForce(t)
 	if d := kinds.Changes(truth, want); len(d) > 0 {
 		t.Errorf("the truth differs: %+v", d)
@@ -166,7 +163,7 @@ func TestAnApplyThatBrokeOffIsCompletedByTheNext(t *testing.T) {
 			t.Run(step+", then "+name, func(t *testing.T) {
 				i := newInstallation(t)
 				crash := errors.New("crash")
-				_, err := kinds.ApplyInSteps(t.Context(), i.Databases, kinds.Request{File: []byte(music), Actor: "ann"},
+				_, err := kinds.ApplyInSteps(t.Context(), i.Databases, kinds.Request{Kinds: testkit.Kinds(t, music), Actor: "ann"},
 					func(name string) error {
 						if name == step {
 							return crash
@@ -195,12 +192,14 @@ func TestTwoAppliesAtOnceAreOneAfterTheOther(t *testing.T) {
 	two := strings.Replace(music, "  block:", "  ban:", 1)
 	two = strings.Replace(two, "plural: blocks", "plural: bans", 1)
 	var wg sync.WaitGroup
-	_, err := kinds.ApplyInSteps(t.Context(), i.Databases, kinds.Request{File: []byte(music), Actor: "ann"}, func(step string) error {
+	r := kinds.Request{Kinds: testkit.Kinds(t, music), Actor: "ann"}
+	_, err := kinds.ApplyInSteps(t.Context(), i.Databases, r, func(step string) error {
 		if step != "projections" {
 			return nil
 		}
 		wg.Go(func() { // while the first one runs
-			done, err := kinds.Apply(context.WithoutCancel(t.Context()), i.Databases, kinds.Request{File: []byte(two), Actor: "bob"})
+			done, err := kinds.Apply(context.WithoutCancel(t.Context()), i.Databases,
+				kinds.Request{Kinds: testkit.Kinds(t, two), Actor: "bob"})
 			var what []string
 			for _, c := range done.Changes {
 				what = append(what, c.Path+" "+c.What)
@@ -228,7 +227,8 @@ func TestTwoAppliesAtOnceAreOneAfterTheOther(t *testing.T) {
 
 func TestAnApplyWhoseConnectionIsCutKeepsNobodyWaiting(t *testing.T) {
 	i := newInstallation(t)
-	_, err := kinds.ApplyInSteps(t.Context(), i.Databases, kinds.Request{File: []byte(music), Actor: "ann"}, func(step string) error {
+	r := kinds.Request{Kinds: testkit.Kinds(t, music), Actor: "ann"}
+	_, err := kinds.ApplyInSteps(t.Context(), i.Databases, r, func(step string) error {
 		if step != "truth object" {
 			return nil
 		}
@@ -245,7 +245,7 @@ func TestAnApplyWhoseConnectionIsCutKeepsNobodyWaiting(t *testing.T) {
 
 func TestADryRunChangesNothing(t *testing.T) {
 	i := newInstallation(t)
-	done, err := kinds.Apply(t.Context(), i.Databases, kinds.Request{File: []byte(music), Actor: "ann", DryRun: true})
+	done, err := kinds.Apply(t.Context(), i.Databases, kinds.Request{Kinds: testkit.Kinds(t, music), Actor: "ann", DryRun: true})
 	if err != nil || done.Version != 0 || len(done.Changes) != 4 {
 		t.Errorf("%+v, %v", done, err)
 	}
@@ -259,7 +259,7 @@ func TestAPluralThatATableHasIsAnErrorAndNothingChanges(t *testing.T) {
 	i := newInstallation(t)
 	file := strings.ReplaceAll(music, "plural: plays", "plural: leases")
 	for _, dry := range []bool{true, false} {
-		_, err := kinds.Apply(t.Context(), i.Databases, kinds.Request{File: []byte(file), Actor: "ann", DryRun: dry})
+		_, err := kinds.Apply(t.Context(), i.Databases, kinds.Request{Kinds: testkit.Kinds(t, file), Actor: "ann", DryRun: dry})
 		if err == nil || !strings.Contains(err.Error(), "leases") {
 			t.Errorf("dry run %v: %v", dry, err)
 		}
@@ -327,7 +327,7 @@ func TestChangesThatWouldReinterpretRowsAreRefused(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			file := strings.Replace(music, c.from, c.to, 1)
 			for _, dry := range []bool{true, false} {
-				_, err := kinds.Apply(t.Context(), i.Databases, kinds.Request{File: []byte(file), Actor: "ann", DryRun: dry})
+				_, err := kinds.Apply(t.Context(), i.Databases, kinds.Request{Kinds: testkit.Kinds(t, file), Actor: "ann", DryRun: dry})
 				var refused *kinds.RefusedError
 				if !errors.As(err, &refused) {
 					t.Fatal(err)
@@ -372,7 +372,7 @@ func TestEventsOfAKindKeepItToo(t *testing.T) {
 				pool = i.Projections
 			}
 			i.exec(t, pool, sql)
-			_, err := kinds.Apply(t.Context(), i.Databases, kinds.Request{File: []byte(`{}`), Actor: "ann"})
+			_, err := kinds.Apply(t.Context(), i.Databases, kinds.Request{Kinds: testkit.Kinds(t, `{}`), Actor: "ann"})
 			if want := fmt.Sprintf("edges.play: removed: refused, because play has rows in %s. Instead, leave "+
 				"the kind in the file", name); err == nil || err.Error() != want {
 				t.Errorf("%v, want %s", err, want)
@@ -387,7 +387,8 @@ func TestEventsOfAKindKeepItToo(t *testing.T) {
 func TestAKindThatIsWrittenInTheLastMomentIsNotDropped(t *testing.T) {
 	i := newInstallation(t)
 	i.apply(t, music)
-	_, err := kinds.ApplyInSteps(t.Context(), i.Databases, kinds.Request{File: []byte(`{}`), Actor: "ann"}, func(step string) error {
+	r := kinds.Request{Kinds: testkit.Kinds(t, `{}`), Actor: "ann"}
+	_, err := kinds.ApplyInSteps(t.Context(), i.Databases, r, func(step string) error {
 		if step == "truth tables" {
 			i.exec(t, i.truth.Pool(t, "tidings_writer"), insertPlay)
 		}

@@ -5,13 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"math/big"
 	"slices"
 	"strings"
-
-	"github.com/santhosh-tekuri/jsonschema/v6"
-	"github.com/santhosh-tekuri/jsonschema/v6/kind"
+	"unicode/utf8"
 )
 
 // AttributeError reports attributes that do not fit their kind. Fields is ordered by pointer.
@@ -37,13 +36,13 @@ func attributeError(pointer, format string, args ...any) *AttributeError {
 // ordered by name. Nil means no attributes. Check returns nil for a kind without attributes. An
 // error is an *AttributeError.
 func (e Edge) Check(raw json.RawMessage) (json.RawMessage, error) {
-	return orNew(e.checker, e.Attributes).check(raw)
+	return attributes(e.Attributes).check(raw)
 }
 
 // Patch merges change over the present attributes, and then does the same as Check. Null removes an
 // attribute or restores its default (RFC 7396).
 func (e Edge) Patch(present, change json.RawMessage) (json.RawMessage, error) {
-	return orNew(e.checker, e.Attributes).patch(present, change)
+	return attributes(e.Attributes).patch(present, change)
 }
 
 // Schema returns the JSON Schema of the attributes, for contracts. The caller may change it.
@@ -51,12 +50,12 @@ func (e Edge) Schema() map[string]any { return schema(e.Attributes) }
 
 // Check is Edge.Check for a child.
 func (c Child) Check(raw json.RawMessage) (json.RawMessage, error) {
-	return orNew(c.checker, c.Attributes).check(raw)
+	return attributes(c.Attributes).check(raw)
 }
 
 // Patch is Edge.Patch for a child.
 func (c Child) Patch(present, change json.RawMessage) (json.RawMessage, error) {
-	return orNew(c.checker, c.Attributes).patch(present, change)
+	return attributes(c.Attributes).patch(present, change)
 }
 
 // Schema is Edge.Schema for a child.
@@ -79,17 +78,7 @@ func schema(all map[string]Attribute) map[string]any {
 			p["default"] = a.Default
 		}
 		if a.Type == Integer {
-			limit := int64(MaxInteger)
-			if a.Aggregate {
-				limit = MaxAggregate
-			}
-			p["minimum"], p["maximum"] = -limit, limit
-			if a.Minimum != nil {
-				p["minimum"] = *a.Minimum
-			}
-			if a.Maximum != nil {
-				p["maximum"] = *a.Maximum
-			}
+			p["minimum"], p["maximum"] = a.bounds()
 		}
 		if a.MaxLength > 0 {
 			p["maxLength"] = int64(a.MaxLength)
@@ -106,45 +95,16 @@ func schema(all map[string]Attribute) map[string]any {
 	return s
 }
 
-// checker checks the attributes of a kind. It is immutable.
-type checker struct {
-	all      map[string]Attribute
-	compiled *jsonschema.Schema
-}
-
-// orNew returns k, or makes the checker of a kind that Parse did not make.
-func orNew(k *checker, all map[string]Attribute) *checker {
-	if k == nil {
-		return newChecker(all)
-	}
-	return k
-}
-
-// newChecker panics if the attributes are not valid. Parse has checked them.
-func newChecker(all map[string]Attribute) *checker {
-	text, err := json.Marshal(schema(all))
-	if err != nil {
-		panic(err)
-	}
-	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
-	if err != nil {
-		panic(err)
-	}
-	c := jsonschema.NewCompiler()
-	const where = "attributes.json"
-	if err := c.AddResource(where, doc); err != nil {
-		panic(err)
-	}
-	return &checker{all, c.MustCompile(where)}
-}
+// attributes are the attributes of a kind.
+type attributes map[string]Attribute
 
 // fits returns an error if v is not a valid value of the attribute.
-func (k *checker) fits(name string, v any) error {
+func (all attributes) fits(name string, v any) error {
 	text, err := json.Marshal(map[string]any{name: v})
 	if err != nil {
 		return fmt.Errorf("%v is not a value", v)
 	}
-	_, err = k.form(text)
+	_, err = all.form(text)
 	var bad *AttributeError
 	if errors.As(err, &bad) {
 		for _, f := range bad.Fields {
@@ -156,14 +116,14 @@ func (k *checker) fits(name string, v any) error {
 	return nil
 }
 
-func (k *checker) check(raw json.RawMessage) (json.RawMessage, error) {
+func (all attributes) check(raw json.RawMessage) (json.RawMessage, error) {
 	if len(raw) == 0 {
 		raw = json.RawMessage(`{}`)
 	}
-	return k.form(raw)
+	return all.form(raw)
 }
 
-func (k *checker) patch(present, change json.RawMessage) (json.RawMessage, error) {
+func (all attributes) patch(present, change json.RawMessage) (json.RawMessage, error) {
 	values := map[string]json.RawMessage{}
 	for i, raw := range []json.RawMessage{present, change} {
 		var over map[string]json.RawMessage
@@ -185,35 +145,44 @@ func (k *checker) patch(present, change json.RawMessage) (json.RawMessage, error
 	if err != nil {
 		return nil, attributeError("", "expected object")
 	}
-	return k.form(text)
+	return all.form(text)
 }
 
 // form checks the attributes and returns them in their only form.
-func (k *checker) form(raw json.RawMessage) (json.RawMessage, error) {
-	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(raw))
-	if err != nil {
+func (all attributes) form(raw json.RawMessage) (json.RawMessage, error) {
+	d := json.NewDecoder(bytes.NewReader(raw))
+	d.UseNumber()
+	var doc any
+	if err := d.Decode(&doc); err != nil {
 		return nil, attributeError("", "expected JSON: %v", err)
 	}
-	values, _ := doc.(map[string]any)
+	if _, err := d.Token(); err != io.EOF {
+		return nil, attributeError("", "expected JSON: invalid character after top-level value")
+	}
+	values, ok := doc.(map[string]any)
+	if !ok {
+		return nil, attributeError("", "expected object")
+	}
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		// A short number with a large exponent takes megabytes to compare.
 		if n, ok := values[name].(json.Number); ok && (len(n) > 32 || strings.ContainsAny(string(n), "eE")) {
 			return nil, attributeError("/"+escape.Replace(name), "expected a number of at most 32 characters without an exponent")
 		}
 	}
-	if err := k.compiled.Validate(doc); err != nil {
-		return nil, fieldErrors(err)
+	if bad := all.misfits(values); bad != nil {
+		return nil, &AttributeError{bad}
 	}
-	if len(k.all) == 0 {
+	if len(all) == 0 {
 		return nil, nil
 	}
-	for name, a := range k.all {
+	for name, a := range all {
 		v, given := values[name]
 		switch {
 		case !given && a.Default != nil:
 			values[name] = a.Default
 		case given && a.Type == Integer:
-			values[name] = boundedInteger(v.(json.Number)) // 1.0 is an integer too
+			n, _ := new(big.Rat).SetString(v.(json.Number).String())
+			values[name] = n.Num().Int64()
 		case given && a.Type == String && strings.ContainsRune(v.(string), 0):
 			return nil, attributeError("/"+name, "expected no character U+0000")
 		}
@@ -231,62 +200,74 @@ func (k *checker) form(raw json.RawMessage) (json.RawMessage, error) {
 	return form, nil
 }
 
-// boundedInteger returns an integer that is within the bounds of all integers.
-func boundedInteger(n json.Number) int64 {
-	r, _ := new(big.Rat).SetString(n.String())
-	return r.Num().Int64()
+// misfits returns the fields that do not fit, ordered by pointer. The wording is that of the API's
+// other errors.
+func (all attributes) misfits(values map[string]any) (bad []FieldError) {
+	add := func(name, format string, args ...any) {
+		bad = append(bad, FieldError{"/" + escape.Replace(name), fmt.Sprintf(format, args...)})
+	}
+	for name, v := range values {
+		if a, ok := all[name]; !ok {
+			add(name, "unexpected property")
+		} else if detail := a.misfit(v); detail != "" {
+			add(name, "%s", detail)
+		}
+	}
+	for name, a := range all {
+		if _, given := values[name]; !given && a.Required {
+			add(name, "expected required property %s to be present", name)
+		}
+	}
+	slices.SortFunc(bad, func(a, b FieldError) int { return strings.Compare(a.Pointer, b.Pointer) })
+	return bad
 }
 
-// fieldErrors translates the library's errors to the wording of the API's other errors, with one
-// pointer each.
-func fieldErrors(err error) error {
-	var invalid *jsonschema.ValidationError
-	if !errors.As(err, &invalid) {
-		return fmt.Errorf("check attributes: %w", err)
+// misfit returns why a value does not fit, or "". It agrees with schema.
+func (a Attribute) misfit(v any) string {
+	var number *big.Rat
+	fits := false
+	switch v := v.(type) {
+	case string:
+		fits = a.Type == String
+	case bool:
+		fits = a.Type == Boolean
+	case json.Number:
+		number, _ = new(big.Rat).SetString(v.String())
+		fits = a.Type == Integer && number.IsInt() // 1.0 is an integer too
 	}
-	out := &AttributeError{}
-	var walk func(*jsonschema.ValidationError)
-	walk = func(v *jsonschema.ValidationError) {
-		at := ""
-		for _, token := range v.InstanceLocation {
-			at += "/" + escape.Replace(token)
-		}
-		add := func(pointer, format string, args ...any) {
-			out.Fields = append(out.Fields, FieldError{pointer, fmt.Sprintf(format, args...)})
-		}
-		switch k := v.ErrorKind.(type) {
-		case *kind.Type:
-			add(at, "expected %s", strings.Join(k.Want, " or "))
-		case *kind.Enum:
-			var values []string
-			for _, w := range k.Want {
-				values = append(values, fmt.Sprint(w))
-			}
-			add(at, "expected value to be one of %q", strings.Join(values, ", "))
-		case *kind.Minimum:
-			add(at, "expected number >= %s", k.Want.RatString())
-		case *kind.Maximum:
-			add(at, "expected number <= %s", k.Want.RatString())
-		case *kind.MaxLength:
-			add(at, "expected length <= %d", k.Want)
-		case *kind.Required:
-			for _, name := range k.Missing {
-				add(at+"/"+escape.Replace(name), "expected required property %s to be present", name)
-			}
-		case *kind.AdditionalProperties:
-			for _, name := range k.Properties {
-				add(at+"/"+escape.Replace(name), "unexpected property")
-			}
-		}
-		for _, cause := range v.Causes {
-			walk(cause)
+	if !fits {
+		return "expected " + a.Type
+	}
+	if s, ok := v.(string); ok && len(a.Enum) > 0 && !slices.Contains(a.Enum, s) {
+		return fmt.Sprintf("expected value to be one of %q", strings.Join(a.Enum, ", "))
+	} else if ok && a.MaxLength > 0 && utf8.RuneCountInString(s) > a.MaxLength {
+		return fmt.Sprintf("expected length <= %d", a.MaxLength)
+	}
+	if number != nil {
+		least, most := a.bounds()
+		if number.Cmp(new(big.Rat).SetInt64(least)) < 0 {
+			return fmt.Sprintf("expected number >= %d", least)
+		} else if number.Cmp(new(big.Rat).SetInt64(most)) > 0 {
+			return fmt.Sprintf("expected number <= %d", most)
 		}
 	}
-	walk(invalid)
-	slices.SortFunc(out.Fields, func(a, b FieldError) int {
-		return strings.Compare(a.Pointer+"\x00"+a.Detail, b.Pointer+"\x00"+b.Detail)
-	})
-	return out
+	return ""
+}
+
+// bounds returns the bounds of an integer.
+func (a Attribute) bounds() (least, most int64) {
+	most = MaxInteger
+	if a.Aggregate {
+		most = MaxAggregate
+	}
+	least = -most
+	if a.Minimum != nil {
+		least = *a.Minimum
+	}
+	if a.Maximum != nil {
+		most = *a.Maximum
+	}
+	return least, most
 }
 
 var escape = strings.NewReplacer("~", "~0", "/", "~1")

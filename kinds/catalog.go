@@ -15,6 +15,7 @@ import (
 
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/versioned"
+	"github.com/tidings/tidings/internal/work"
 )
 
 // Database is one of the two databases that keep kinds: Truth or Projections.
@@ -123,12 +124,8 @@ func (c *Catalog) Refresh(ctx context.Context) (changed bool, err error) {
 // read replaces the kinds in force if the stored object has another version. The caller holds
 // looking.
 func (c *Catalog) read(ctx context.Context) error {
-	if wait := minInterval - time.Since(c.began); wait > 0 {
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+	if work.Sleep(ctx, minInterval-time.Since(c.began)) != nil {
+		return ctx.Err()
 	}
 	began := time.Now()
 	var found inForce
@@ -160,7 +157,7 @@ func (w Database) load(ctx context.Context, tx pgx.Tx, at *inForce) (inForce, er
 	if at != nil && at.version == v.Metadata.VersionID {
 		return *at, nil
 	}
-	set, err := Builtin().Extend(v.Object.Kinds)
+	set, err := Builtin().ExtendJSON(v.Object.Kinds)
 	if err != nil {
 		return inForce{}, fmt.Errorf("the kinds of version %d are not valid in this release: %w", v.Metadata.VersionID, err)
 	}
@@ -170,16 +167,12 @@ func (w Database) load(ctx context.Context, tx pgx.Tx, at *inForce) (inForce, er
 // Run reads the kinds every few seconds until ctx ends.
 func (c *Catalog) Run(ctx context.Context) error {
 	failed := false
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(pollInterval/2 + rand.N(pollInterval)): // processes do not poll together
-		}
+	for work.Sleep(ctx, pollInterval/2+rand.N(pollInterval)) == nil { // processes do not poll together
 		_, err := c.Refresh(ctx)
 		if err != nil && ctx.Err() == nil && !failed {
 			c.log.WarnContext(ctx, "cannot read the kinds: the ones read last remain in force", "err", err)
 		}
 		failed = err != nil
 	}
+	return nil
 }

@@ -107,7 +107,7 @@ func (c *checking) edge(all *Set, e Edge) Edge {
 		}
 	}
 	c.partitions(e.Partitions, at("partitions")...)
-	e.checker = c.attributes(e.Attributes, true, at("attributes")...)
+	c.attributes(e.Attributes, true, at("attributes")...)
 	return e
 }
 
@@ -124,7 +124,7 @@ func (c *checking) child(all *Set, ch Child) Child {
 		c.fail(fmt.Sprintf("%q is the name of another member of children", names.Parent), at("parent")...)
 	}
 	c.partitions(ch.Partitions, at("partitions")...)
-	ch.checker = c.attributes(ch.Attributes, false, at("attributes")...)
+	c.attributes(ch.Attributes, false, at("attributes")...)
 	return ch
 }
 
@@ -134,8 +134,8 @@ func (c *checking) partitions(n int, path ...string) {
 	}
 }
 
-// attributes checks attributes one by one and returns their checker, or nil if one is invalid.
-func (c *checking) attributes(all map[string]Attribute, edges bool, path ...string) *checker {
+// attributes checks attributes one by one, and then their defaults.
+func (c *checking) attributes(all map[string]Attribute, edges bool, path ...string) {
 	before, filter := len(c.problems), ""
 	if len(all) > MaxAttributes {
 		c.fail(fmt.Sprintf("%d attributes: want at most %d", len(all), MaxAttributes), path...)
@@ -172,18 +172,16 @@ func (c *checking) attributes(all map[string]Attribute, edges bool, path ...stri
 		}
 	}
 	if len(c.problems) > before {
-		return nil
+		return
 	}
-	k := newChecker(all)
 	for name, a := range all {
 		if a.Default == nil {
 			continue
 		}
-		if err := k.fits(name, a.Default); err != nil {
+		if err := attributes(all).fits(name, a.Default); err != nil {
 			c.fail(err.Error(), slices.Concat(path, []string{name, "default"})...)
 		}
 	}
-	return k
 }
 
 func (c *checking) enum(a Attribute, at func(...string) []string) {

@@ -3,7 +3,7 @@
 // Tidings and downstream. It is supported: CHANGELOG.md names every change that a program of yours
 // would notice.
 //
-// A kind is data, not code. builtin.yaml has the kinds of every installation, and `tidings kinds
+// A kind is data, not code. builtin.json has the kinds of every installation, and `tidings kinds
 // apply` adds others without a restart. The rest of the code knows the two archetypes, and reads
 // the names and capabilities of a kind from a Set:
 //

@@ -33,8 +33,6 @@ type Edge struct {
 	Attributes map[string]Attribute `yaml:"attributes,omitempty" json:"attributes,omitempty"`
 	// hash sub-partitions of the kind's table when it is created; 0 for none
 	Partitions int `yaml:"partitions,omitempty" json:"partitions,omitempty"`
-
-	checker *checker
 }
 
 // Child is a kind of children: entities with an author and a body under a parent object.
@@ -51,8 +49,6 @@ type Child struct {
 	OnePerAuthor bool                 `yaml:"one_per_author,omitempty" json:"one_per_author,omitempty"`
 	Attributes   map[string]Attribute `yaml:"attributes,omitempty" json:"attributes,omitempty"`
 	Partitions   int                  `yaml:"partitions,omitempty" json:"partitions,omitempty"` // as in Edge
-
-	checker *checker
 }
 
 // Attribute is a typed value of an edge or a child, in addition to the members of its archetype.

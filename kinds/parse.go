@@ -3,42 +3,47 @@ package kinds
 import (
 	"bytes"
 	_ "embed"
+	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
-
-	"go.yaml.in/yaml/v3"
 )
 
-//go:embed builtin.yaml
+//go:embed builtin.json
 var builtin []byte
 
 // Builtin returns the kinds that every installation has.
 var Builtin = sync.OnceValue(func() *Set {
-	s, err := Parse(builtin)
+	s, err := (&Set{}).ExtendJSON(builtin)
 	if err != nil {
 		panic(err) // the file is a part of this program
 	}
 	return s
 })
 
-// Parse reads a file of kinds that needs no other set, and sets the defaults. Its error joins all
-// errors, each with its line.
-func Parse(file []byte) (*Set, error) { return (&Set{}).Extend(file) }
-
-// Extend returns the set with the kinds of a file added. The file may refer to kinds and objects of
-// the set, and may repeat them unchanged. The error joins all errors, each with its line.
-func (s *Set) Extend(file []byte) (*Set, error) {
-	c := checking{base: s}
-	added, err := c.decode(file)
-	if err != nil {
+// ExtendJSON is Extend with the JSON of a set, such as the one that a database keeps.
+func (s *Set) ExtendJSON(text []byte) (*Set, error) {
+	var added Set
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&added); err != nil {
+		if name, unknown := strings.CutPrefix(err.Error(), "json: unknown field "); unknown { // it has no type
+			return nil, fmt.Errorf("line 1: field %s not found", strings.Trim(name, `"`)) // as in a file
+		}
 		return nil, err
 	}
+	return s.Extend(&added, func([]string) int { return 1 })
+}
+
+// Extend returns the set with kinds added, and with their names and defaults. They may refer to
+// kinds and objects of the set, and may repeat them unchanged. The error joins all errors, each
+// with the line of its path. Package kindfile reads a file with them.
+func (s *Set) Extend(added *Set, line func(path []string) int) (*Set, error) {
+	c := checking{base: s, line: line}
+	added = added.named()
 	all := &Set{Objects: map[string]string{}, Edges: map[string]Edge{}, Children: map[string]Child{}}
 	for _, from := range []*Set{added, s} { // the set wins; changed reports differences of the file
 		maps.Copy(all.Objects, from.Objects)
@@ -64,10 +69,10 @@ func (s *Set) Extend(file []byte) (*Set, error) {
 	return all, nil
 }
 
-// checking is the state of reading one file: its lines, and the errors found.
+// checking is the state of checking kinds: the lines, and the errors found.
 type checking struct {
 	base     *Set
-	root     *yaml.Node
+	line     func(path []string) int
 	problems []problem
 }
 
@@ -76,57 +81,23 @@ type problem struct {
 	text string
 }
 
-// decode reads the file without checks and sets names and defaults.
-func (c *checking) decode(file []byte) (*Set, error) {
-	d := yaml.NewDecoder(bytes.NewReader(file))
-	var doc, more yaml.Node
-	err := d.Decode(&doc)
-	if errors.Is(err, io.EOF) {
-		return nil, errors.New("the file is empty: `{}` is a file without kinds")
-	}
-	if err != nil {
-		return nil, errors.New(strings.TrimPrefix(err.Error(), "yaml: "))
-	}
-	if err := d.Decode(&more); !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("line %d: this is a second document: want one", max(more.Line, 1))
-	}
-	c.root = doc.Content[0]
-
-	var s Set
-	d = yaml.NewDecoder(bytes.NewReader(file))
-	d.KnownFields(true)
-	if err := d.Decode(&s); err != nil {
-		return nil, typeErrors(err)
-	}
+// named returns the set with names and defaults.
+func (s *Set) named() *Set {
+	named := &Set{Objects: s.Objects, Edges: maps.Clone(s.Edges), Children: maps.Clone(s.Children)}
 	for name, e := range s.Edges {
 		e.Name = name
 		if e.Ends == [2]string{} {
 			e.Ends = [2]string{e.From + "_id", e.To + "_id"}
 		}
 		e.Attributes = withTypes(e.Attributes)
-		s.Edges[name] = e
+		named.Edges[name] = e
 	}
 	for name, ch := range s.Children {
 		ch.Name = name
 		ch.Attributes = withTypes(ch.Attributes)
-		s.Children[name] = ch
+		named.Children[name] = ch
 	}
-	return &s, nil
-}
-
-var goType = regexp.MustCompile(` (in|into) type kinds\.\w+| into kinds\.\w+`)
-
-// typeErrors gives each of the decoder's errors its own line, without the names of Go types.
-func typeErrors(err error) error {
-	var types *yaml.TypeError
-	if !errors.As(err, &types) {
-		return errors.New(strings.TrimPrefix(err.Error(), "yaml: "))
-	}
-	var all []error
-	for _, text := range types.Errors {
-		all = append(all, errors.New(goType.ReplaceAllString(text, "")))
-	}
-	return errors.Join(all...)
+	return named
 }
 
 // withTypes returns the attributes with the types that follow from their enums and defaults.
@@ -148,25 +119,9 @@ func withTypes(all map[string]Attribute) map[string]Attribute {
 	return all
 }
 
-// fail records an error at a place of the file: at the line of the longest part of the path that
-// exists.
+// fail records an error at a place.
 func (c *checking) fail(text string, path ...string) {
-	node, line := c.root, c.root.Line
-	for _, name := range path {
-		for node.Kind == yaml.AliasNode {
-			node = node.Alias
-		}
-		found := false
-		for i := 0; node.Kind == yaml.MappingNode && i+1 < len(node.Content) && !found; i += 2 {
-			if node.Content[i].Value == name {
-				line, node, found = node.Content[i].Line, node.Content[i+1], true
-			}
-		}
-		if !found {
-			break
-		}
-	}
-	c.problems = append(c.problems, problem{line, fmt.Sprintf("%s: %s", strings.Join(path, "."), text)})
+	c.problems = append(c.problems, problem{c.line(path), fmt.Sprintf("%s: %s", strings.Join(path, "."), text)})
 }
 
 func (c *checking) err() error {

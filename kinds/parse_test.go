@@ -1,136 +1,19 @@
 package kinds_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/santhosh-tekuri/jsonschema/v6"
 
+	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/kinds"
 )
-
-func TestAFileOfKindsIsCheckedAsAWholeWithLines(t *testing.T) {
-	for _, c := range []struct{ name, file, want string }{
-		{"no file", ``, "the file is empty: `{}` is a file without kinds"},
-		{"not YAML", "edges: [", "line 1: did not find expected node content"},
-		{"two documents", "{}\n---\n{}\n", "line 2: this is a second document: want one"},
-		{"unknown and mistyped members", "objects: {song: songs}\nedges:\n  plays: {plurals: x,\n    partitions: many}\n",
-			"line 3: field plurals not found\nline 4: cannot unmarshal !!str `many` into int"},
-		{"a member twice", "children:\n  note: {plural: notes, parent: post, plural: nots}\n",
-			`line 2: mapping key "plural" already defined at line 2`},
-		{"every required member is missing", "edges:\n  play: {}\nchildren:\n  note: {}\n",
-			"line 2: edges.play.plural: is missing\nline 2: edges.play.from: is missing\nline 2: edges.play.to: is missing\nline 2: " +
-				"edges.play.forward: is missing\n" +
-				"line 2: edges.play.reverse: is missing\nline 4: children.note.plural: is missing\n" +
-				"line 4: children.note.parent: is missing"},
-		{"invalid names", "objects: {Song: songs}\nedges:\n  pl-ay: {plural: plays_of_a_song_that_is_quite_long, from: user, to: " +
-			"post, forward: Plays, reverse: players}\n",
-			`line 1: objects.Song: "Song" is not a valid name: want a lower-case letter, then up to 30 lower-case letters, ` +
-				`digits and underscores` + "\n" +
-				`line 3: edges.pl-ay: "pl-ay" is not a valid name: want a lower-case letter, then up to 30 lower-case letters, ` +
-				`digits and underscores` + "\n" +
-				`line 3: edges.pl-ay.plural: "plays_of_a_song_that_is_quite_long" is not a valid name: want ` +
-				`a lower-case letter, then up to 30 lower-case letters, digits and underscores` + "\n" +
-				`line 3: edges.pl-ay.forward: "Plays" is not a valid name: want a lower-case letter, then up to 30 lower-case letters, ` +
-				`digits and underscores`},
-		{"reserved words", "objects: {box: outbox}\nedges:\n  thread: {plural: threads, from: user, to: post, forward: " +
-			"counts, reverse: summary}\n" +
-			"children:\n  heartbeat: {plural: all_beats, parent: post}\n  parent: {plural: versions, parent: post}\n  archive_note: " +
-			"{plural: notes, parent: post}\n  note_7: {plural: edges, parent: post}\n",
-			`line 1: objects.box: "outbox" is reserved` + "\n" +
-				`line 3: edges.thread: "thread" is reserved` + "\n" + `line 3: edges.thread.plural: "threads" is reserved` + "\n" +
-				`line 3: edges.thread.forward: "counts" is reserved` + "\n" + `line 3: edges.thread.reverse: "summary" is reserved` + "\n" +
-				`line 5: children.heartbeat: "heartbeat" is reserved` + "\n" +
-				`line 5: children.heartbeat.plural: "all_beats" is reserved: tables have names like it` + "\n" +
-				`line 6: children.parent: "parent_id" is the name of another member of children` + "\n" +
-				`line 6: children.parent.plural: "versions" is reserved` + "\n" +
-				`line 7: children.archive_note: "archive_note" is reserved: tables have names like it` + "\n" +
-				`line 8: children.note_7: "note_7" is reserved: tables have names like it` + "\n" +
-				`line 8: children.note_7.plural: "edges" is reserved: tables have names like it`},
-		{"unknown objects", "edges:\n  play:\n    plural: plays\n    from: user\n    to: song\n    forward: plays\n    " +
-			"reverse: players\nchildren:\n  note: {plural: notes, parent: song}\n",
-			`line 5: edges.play.to: the object "song" does not exist: add it to objects` + "\n" +
-				`line 9: children.note.parent: the object "song" does not exist: add it to objects`},
-		{"ambiguous words", "objects: {fan: follows}\nedges:\n  post: {plural: postings, from: user, to: post, forward: followers, " +
-			"reverse: comments}\n" +
-			"children:\n  answer: {plural: answers, parent: post}\n  reply: {plural: answers, parent: post}\n  aside: {plural: " +
-			"following, parent: post}\n",
-			`line 1: objects.fan: "follows" is taken by the edges follow` + "\n" +
-				`line 3: edges.post: "post" is taken by the object post` + "\n" +
-				`line 3: edges.post.forward: "followers" is taken by the edges follow` + "\n" +
-				`line 3: edges.post.reverse: "comments" is taken by the children comment` + "\n" +
-				`line 6: children.reply.plural: "answers" is taken by the children answer` + "\n" +
-				`line 7: children.aside.plural: "following" is taken by the edges follow`},
-		{"ends", "edges:\n  block: {plural: blocks, from: user, to: user, forward: blocked, reverse: blockers}\n" +
-			"  play: {plural: plays, from: user, to: post, ends: [status, B], forward: plays, reverse: players, self: " +
-			"true, partitions: 257}\n",
-			`line 2: edges.block.ends: both ends are "user_id": give two names, as in ` + "`ends: [blocker_id, blocked_id]`\n" +
-				`line 3: edges.play.ends: "status" cannot name an end: it is not a valid name, or all edges have a member ` +
-				`of this name` + "\n" +
-				`line 3: edges.play.ends: "B" cannot name an end: it is not a valid name, or all edges have a member of this name` + "\n" +
-				"line 3: edges.play.self: the ends are different objects, so no edge leads to its own origin\n" +
-				"line 3: edges.play.partitions: 257: want 0 to 256"},
-		{"two filters", "edges:\n  play:\n    plural: plays\n    from: user\n    to: post\n    forward: played\n    reverse: " +
-			"players\n    attributes:\n" +
-			"      a: {enum: [x], filter: true}\n      b: {enum: [y], filter: true}\n",
-			"line 10: edges.play.attributes.b.filter: a kind has at most one filter, and it has a"},
-		{"attributes", "children:\n  note:\n    plural: notes\n    parent: post\n    attributes:\n" +
-			"      A: {type: string}\n      b: {}\n      c: {type: float}\n      d: {enum: []}\n      e: {enum: [x, x, y " +
-			"z], type: integer}\n" +
-			"      f: {type: integer, minimum: 2, maximum: 1, max_length: 3}\n      g: {type: string, minimum: 1, aggregate: " +
-			"true, filter: true}\n" +
-			"      h: {type: boolean, default: true, required: true}\n      i: {type: string, max_length: 4097}\n      j: {type: " +
-			"integer, minimum: -9007199254740992}\n" +
-			"      k: {type: integer, aggregate: true, maximum: 1000000001}\n",
-			`line 6: children.note.attributes.A: "A" is not a valid name: want a lower-case letter, then up to 30 lower-case letters, ` +
-				`digits and underscores` + "\n" +
-				"line 7: children.note.attributes.b.type: is missing: want string, integer or boolean\n" +
-				"line 8: children.note.attributes.c.type: \"float\": want string, integer or boolean\n" +
-				"line 9: children.note.attributes.d.type: is missing: want string, integer or boolean\nline 9: " +
-				"children.note.attributes.d.enum: has no values\n" +
-				"line 10: children.note.attributes.e.enum: only strings have an enum\nline 10: children.note.attributes.e.enum: " +
-				"\"x\" is repeated\n" +
-				"line 10: children.note.attributes.e.enum: \"y z\": want letters, digits, and `_`, `.`, `-` inside, " +
-				"at most 64 characters\n" +
-				"line 11: children.note.attributes.f.minimum: 2 is above the maximum, 1\nline 11: children.note.attributes.f.max_length: " +
-				"only strings without an enum have a length\n" +
-				"line 12: children.note.attributes.g.minimum: only integers have bounds\nline 12: children.note.attributes.g.aggregate: " +
-				"only integers of children have aggregates\n" +
-				"line 12: children.note.attributes.g.filter: only enums of edges are filters\n" +
-				"line 13: children.note.attributes.h.required: an attribute with a default is never missing: remove one of the two\n" +
-				"line 14: children.note.attributes.i.max_length: 4097: want 1 to 4096\n" +
-				"line 15: children.note.attributes.j.minimum: -9007199254740992: want -9007199254740991 to 9007199254740991\n" +
-				"line 16: children.note.attributes.k.maximum: 1000000001: want -1000000000 to 1000000000"},
-		{"a filter with a reserved name", "edges:\n  play: {plural: plays, from: user, to: post, forward: plays, reverse: players, " +
-			"attributes: {limit: {enum: [a], filter: true}}}\n",
-			`line 2: edges.play.attributes.limit: "limit" is reserved: lists have a parameter of this name`},
-		{"defaults that do not fit", "edges:\n  play:\n    {plural: plays, from: user, to: post, forward: plays, reverse: players, " +
-			"attributes: {\n      a: {enum: [x], default: y},\n" +
-			"      b: {type: integer, default: 1.5},\n      c: {type: integer, maximum: 5, default: 6},\n      d: {type: boolean, " +
-			"default: 1},\n      e: {type: string, default: 1}}}\n",
-			"line 4: edges.play.attributes.a.default: expected value to be one of \"x\"\nline 5: " +
-				"edges.play.attributes.b.default: expected integer\n" +
-				"line 6: edges.play.attributes.c.default: expected number <= 5\nline 7: edges.play.attributes.d.default: expected " +
-				"boolean\nline 8: edges.play.attributes.e.default: expected string"},
-		{"changed built-in kinds", "objects: {user: people}\nedges:\n  like: {plural: likes, from: user, to: post, forward: likes, " +
-			"reverse: fans}\nchildren:\n  comment: {plural: comments, parent: post}\n",
-			"line 1: objects.user: is built in and cannot be changed; give the new one another name\nline 3: edges.like: is built in and " +
-				"cannot be changed; give the new one another name\n" +
-				"line 5: children.comment: is built in and cannot be changed; give the new one another name"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			_, err := kinds.Builtin().Extend([]byte(c.file))
-			if err == nil {
-				t.Fatal("the file is accepted")
-			}
-			if diff := cmp.Diff(strings.Split(c.want, "\n"), strings.Split(err.Error(), "\n")); diff != "" {
-				t.Error(diff)
-			}
-		})
-	}
-}
 
 const music = `
 objects: {song: songs}
@@ -145,10 +28,7 @@ children:
 `
 
 func TestAFileExtendsTheBuiltInKinds(t *testing.T) {
-	s, err := kinds.Builtin().Extend([]byte(music))
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := testkit.Kinds(t, music)
 	if len(s.AllEdges()) != 6 || len(s.AllChildren()) != 4 || s.Objects["song"] != "songs" || s.Objects["user"] != "users" {
 		t.Errorf("%d edges, %d children, objects %v", len(s.AllEdges()), len(s.AllChildren()), s.Objects)
 	}
@@ -163,12 +43,12 @@ func TestAFileExtendsTheBuiltInKinds(t *testing.T) {
 		t.Errorf("a remark is %+v", remark)
 	}
 
-	// The database keeps the kinds that are not built in, as JSON, which is also YAML.
+	// The database keeps the kinds that are not built in, as JSON.
 	kept, err := json.Marshal(s.Without(kinds.Builtin()))
 	if err != nil {
 		t.Fatal(err)
 	}
-	again, err := kinds.Builtin().Extend(kept)
+	again, err := kinds.Builtin().ExtendJSON(kept)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -181,7 +61,7 @@ func TestAFileExtendsTheBuiltInKinds(t *testing.T) {
 }
 
 func TestAttributesAreCheckedAndHaveOneForm(t *testing.T) {
-	s, err := kinds.Builtin().Extend([]byte(`
+	s := testkit.Kinds(t, `
 edges:
   play:
     plural: plays
@@ -195,10 +75,7 @@ edges:
       note: {type: string, max_length: 3}
       long: {type: string}
       live: {type: boolean}
-`))
-	if err != nil {
-		t.Fatal(err)
-	}
+`)
 	play, _ := s.Edge("play")
 	for _, c := range []struct {
 		name, in, want string
@@ -249,6 +126,44 @@ edges:
 	if got, err := (kinds.Edge{Attributes: play.Attributes}).Check(json.RawMessage(`{"times": 2}`)); err != nil ||
 		string(got) != `{"mood":"calm","times":2}` {
 		t.Errorf("of a kind that no file has: %s, %v", got, err)
+	}
+}
+
+// Contracts have the schema, so a client that checks it gets the answer of the server.
+func TestAttributesFitIfTheyFitTheirSchema(t *testing.T) {
+	least, most := int64(-2), int64(9)
+	k := kinds.Child{Attributes: map[string]kinds.Attribute{
+		"mood": {Type: kinds.String, Enum: []string{"calm", "loud"}}, "note": {Type: kinds.String, MaxLength: 3},
+		"text": {Type: kinds.String}, "live": {Type: kinds.Boolean, Required: true}, "any": {Type: kinds.Integer},
+		"some": {Type: kinds.Integer, Minimum: &least, Maximum: &most}, "sum": {Type: kinds.Integer, Aggregate: true}}}
+	text, err := json.Marshal(k.Schema())
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := func(text []byte) any {
+		doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return doc
+	}
+	c := jsonschema.NewCompiler()
+	if err := c.AddResource("x.json", read(text)); err != nil {
+		t.Fatal(err)
+	}
+	s := c.MustCompile("x.json")
+	for _, name := range []string{"mood", "note", "text", "live", "any", "some", "sum", "other", "a/b"} {
+		for _, v := range []string{`null`, `true`, `"calm"`, `"sad"`, `""`, `"é€𝄞"`, `"four"`, `1`, `1.0`, `-0`, `1.5`, `-2`, `-3`, `9`,
+			`10`, `9.5`, `9007199254740991`, `9007199254740992`, `-9007199254740992`, `1000000001`, `-1000000000.0`,
+			`99999999999999999999`, `[]`, `{}`} {
+			for _, format := range []string{`{%q: %s}`, `{"live": false, %q: %s}`} {
+				in := fmt.Appendf(nil, format, name, v)
+				_, got := k.Check(in)
+				if want := s.Validate(read(in)); (got == nil) != (want == nil) {
+					t.Errorf("%s: %v, but by the schema: %v", in, got, want)
+				}
+			}
+		}
 	}
 }
 

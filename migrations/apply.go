@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/internal/work"
 )
 
 // The files, the tables of versions and the lock are those of goose (github.com/pressly/goose), so
@@ -46,10 +48,8 @@ func lock(ctx context.Context, conn *pgx.Conn) error {
 		if err := conn.QueryRow(ctx, lockSQL).Scan(&locked); err != nil || locked {
 			return err
 		}
-		select {
-		case <-ctx.Done():
+		if work.Sleep(ctx, lockInterval) != nil {
 			return ctx.Err()
-		case <-time.After(lockInterval):
 		}
 	}
 	return fmt.Errorf("another process has migrated for %s", lockTries*lockInterval)

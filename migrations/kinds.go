@@ -21,7 +21,7 @@ func makeKinds(ctx context.Context, conn *pgx.Conn, set Set) error {
 	var added []byte
 	err := conn.QueryRow(ctx, in.StoredSQL()).Scan(&added)
 	if err == nil {
-		if all, err = all.Extend(added); err != nil {
+		if all, err = all.ExtendJSON(added); err != nil {
 			return fmt.Errorf("this release cannot use the kinds in force: %w", err)
 		}
 	} else if !errors.Is(err, pgx.ErrNoRows) {

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/work"
 )
 
 // A statement that changes a table waits for all users of the table, and all later users wait for
@@ -54,10 +55,8 @@ func upFrom(ctx context.Context, url string, set Set, files fs.FS, schema string
 		}
 		log.WarnContext(ctx, "a migration waited for a lock, retrying", "set", set, "waited", lockTimeout.String(),
 			"next", retryInterval.String())
-		select {
-		case <-ctx.Done():
+		if work.Sleep(ctx, retryInterval) != nil {
 			return applied, fmt.Errorf("%w: %w", ctx.Err(), err)
-		case <-time.After(retryInterval):
 		}
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/work"
 	"github.com/tidings/tidings/kinds"
 )
 
@@ -190,10 +191,7 @@ func Await(ctx context.Context, pool *pgxpool.Pool, set Set, log *slog.Logger) e
 			log.WarnContext(ctx, "waiting for the database", "set", set, "err", err)
 			said, at = err.Error(), time.Now()
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(awaitInterval):
-		}
+		work.Sleep(ctx, awaitInterval)
 	}
 }
 

@@ -105,7 +105,7 @@ func TestUpMakesTheTablesOfEveryKindInForce(t *testing.T) {
 	ctx, system, owner := t.Context(), db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner)
 	const file = `edges: {visit: {plural: visits, from: user, to: group, forward: visits, reverse: visitors}}`
 	if _, err := kinds.Apply(ctx, kinds.Databases{Truth: system, Projections: system},
-		kinds.Request{File: []byte(file), Actor: "ann"}); err != nil {
+		kinds.Request{Kinds: testkit.Kinds(t, file), Actor: "ann"}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := owner.Exec(ctx, `DROP VIEW visits, likes; DROP TABLE edges_visit, edges_like`); err != nil {

@@ -55,14 +55,6 @@ func NewDLQ(pool *pgxpool.Pool, wake func(slot int)) *DLQ {
 	return &DLQ{deadletter.NewReader(pool, deadTable), pool, wake}
 }
 
-func ifSet[T comparable](v T) *T {
-	var zero T
-	if v == zero {
-		return nil
-	}
-	return &v
-}
-
 // DLQRequest selects messages to retry or to discard, and names the actor and the reason.
 type DLQRequest struct {
 	DLQFilter

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
 )
 
 // Selection selects the messages of a tenant for a sweep. The caller interprets their payloads, as
@@ -22,10 +23,7 @@ type Selection struct {
 }
 
 // Querier is a pool or a transaction.
-type Querier interface {
-	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
-	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
-}
+type Querier = postgres.Querier
 
 // The tables that hold payloads. A retry moves a message from the DLQ to the outbox, and the
 // archiver moves it to the archive. A sweep visits the tables in the same order, so it misses no

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
 )
 
 // The table that holds an event's row.
@@ -113,7 +114,7 @@ const skew = 10 * time.Minute
 // The pool acts as the system role. A row that is archived during the call may come twice.
 func Find(ctx context.Context, pool *pgxpool.Pool, q FindQuery) ([]Found, error) {
 	args := pgx.NamedArgs{
-		"id": q.OutboxID, "event_id": q.EventID, "tenant": ifSet(q.TenantID), "aggregate_type": q.AggregateType,
+		"id": q.OutboxID, "event_id": q.EventID, "tenant": postgres.IfSet(q.TenantID), "aggregate_type": q.AggregateType,
 		"aggregate_id": q.AggregateID, "event_type": nil, "since": nil, "until": nil, "limit": q.Limit, "payload": q.Payload,
 	}
 	if q.EventType != "" {

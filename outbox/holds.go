@@ -8,6 +8,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/internal/postgres"
 )
 
 // ArchiveHold keeps part of the archive beyond its retention: of one tenant or all, for a range of
@@ -102,7 +104,7 @@ func HeldMonth(ctx context.Context, pool *pgxpool.Pool, month time.Time) (whole 
 // AddHold adds the hold and returns it with its id. It keeps all rows that it covers and that still
 // exist. Reason and CreatedBy are required.
 func AddHold(ctx context.Context, pool *pgxpool.Pool, h ArchiveHold) (ArchiveHold, error) {
-	args := pgx.StrictNamedArgs{"tenant": ifSet(h.TenantID), "from": ifSet(h.From), "to": ifSet(h.To),
+	args := pgx.StrictNamedArgs{"tenant": postgres.IfSet(h.TenantID), "from": postgres.IfSet(h.From), "to": postgres.IfSet(h.To),
 		"reason": h.Reason, "by": h.CreatedBy}
 	if err := pool.QueryRow(ctx, addHoldSQL, args).Scan(&h.ID, &h.CreatedAt); err != nil {
 		return ArchiveHold{}, fmt.Errorf("add a hold on the archive: %w", err)

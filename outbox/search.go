@@ -10,6 +10,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/internal/postgres"
 )
 
 // SearchQuery selects events, latest first: of an aggregate, of a range of time, or all. All other
@@ -86,8 +88,9 @@ func Search(ctx context.Context, pool *pgxpool.Pool, q SearchQuery) (s Searched,
 		return s, ErrFindQuery
 	}
 	w := walk{pool: pool, limit: q.Limit, args: pgx.NamedArgs{
-		"tenant": ifSet(q.TenantID), "aggregate_type": ifSet(q.AggregateType), "aggregate_id": ifSet(q.AggregateID),
-		"event_type": ifSet(q.EventType), "since": ifSet(q.Since), "until": ifSet(q.Until), "limit": q.Limit + 1, "payload": false,
+		"tenant": postgres.IfSet(q.TenantID), "aggregate_type": postgres.IfSet(q.AggregateType),
+		"aggregate_id": postgres.IfSet(q.AggregateID), "event_type": postgres.IfSet(q.EventType), "since": postgres.IfSet(q.Since),
+		"until": postgres.IfSet(q.Until), "limit": q.Limit + 1, "payload": false,
 	}}
 	first, last, err := q.ids(ctx, pool)
 	if err != nil {
@@ -269,7 +272,8 @@ SELECT /* outbox.actions_on_event */ ` + actionColumns + `, 0 FROM outbox_dlq_ac
 // ActionsOn returns the actions of operators on an event in the DLQ or while it was delayed, in
 // order. Tenant 0 means any tenant.
 func ActionsOn(ctx context.Context, pool *pgxpool.Pool, tenant int64, eventID string) ([]DLQAction, error) {
-	rows, _ := pool.Query(ctx, actionsOnEventSQL, pgx.StrictNamedArgs{"event": eventID, "tenant": ifSet(tenant), "limit": maxActions})
+	rows, _ := pool.Query(ctx, actionsOnEventSQL,
+		pgx.StrictNamedArgs{"event": eventID, "tenant": postgres.IfSet(tenant), "limit": maxActions})
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[DLQAction])
 	if err != nil {
 		return nil, fmt.Errorf("read the actions on event %s: %w", eventID, err)

@@ -85,8 +85,8 @@ func ListWaiting(ctx context.Context, pool *pgxpool.Pool, f WaitingFilter, limit
 		var b pgx.Batch
 		b.Queue(walkSQL)
 		b.Queue(listWaitingSQL, pgx.StrictNamedArgs{
-			"tenant": ifSet(f.TenantID), "aggregate_type": ifSet(f.AggregateType), "aggregate_id": ifSet(f.AggregateID),
-			"event_type": ifSet(f.EventType), "after": f.After, "limit": limit,
+			"tenant": postgres.IfSet(f.TenantID), "aggregate_type": postgres.IfSet(f.AggregateType),
+			"aggregate_id": postgres.IfSet(f.AggregateID), "event_type": postgres.IfSet(f.EventType), "after": f.After, "limit": limit,
 		}).Query(func(rows pgx.Rows) (err error) {
 			page, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (m WaitingMessage, err error) { return m, m.scan(row) })
 			return err

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/kinds"
 )
 
@@ -238,7 +239,7 @@ const childGetSQL = `
 SELECT /* store.child_get */ ` + childColumns + `
   FROM {{.All}} c WHERE c.tenant_id = @tenant::bigint AND c.child_id = ANY(@child_ids::uuid[])`
 
-func (s childShape) get(ctx context.Context, tx querier, tenant int64, ids []string) (map[string]childRow, error) {
+func (s childShape) get(ctx context.Context, tx postgres.Querier, tenant int64, ids []string) (map[string]childRow, error) {
 	rows, _ := tx.Query(ctx, s.sql(childGetSQL), pgx.StrictNamedArgs{"tenant": tenant, "child_ids": ids})
 	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[childRow])
 	if err != nil {

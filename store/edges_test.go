@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/store"
 )
@@ -17,15 +18,12 @@ import (
 // TestAttributesOfEdges writes edges of a kind of its own, whose table has hash partitions.
 func TestAttributesOfEdges(t *testing.T) {
 	f := open(t)
-	set, err := kinds.Builtin().Extend([]byte(`
+	set := testkit.Kinds(t, `
 objects: {place: places}
 edges:
   visit: {plural: visits, from: user, to: place, forward: visited, reverse: visitors, partitions: 2,
     attributes: {role: {enum: [passer, regular], default: passer}, seat: {type: integer}}}
-`))
-	if err != nil {
-		t.Fatal(err)
-	}
+`)
 	k := set.Edges["visit"]
 	if _, err := f.system.Exec(t.Context(), `SELECT make_edge_kind($1, $2, $3, $4, $5, $6)`, k.Name, k.Plural, k.Ends[0], k.Ends[1],
 		!k.NoSelf(), k.Partitions); err != nil {

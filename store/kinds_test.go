@@ -19,6 +19,7 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/kindfile"
 )
 
 // commentKind is the kind of tests that do not run for every kind.
@@ -26,7 +27,7 @@ var commentKind = kinds.Builtin().Children["comment"]
 
 // testSet has the built-in kinds, and one kind of each archetype with every capability.
 var testSet = func() *kinds.Set {
-	s, err := kinds.Builtin().Extend([]byte(`
+	s, err := kindfile.Extend(kinds.Builtin(), []byte(`
 objects: {question: questions}
 children:
   answer:

@@ -224,11 +224,8 @@ func TestRemoversShareTheWork(t *testing.T) {
 // partitions.
 func TestEdgesOf(t *testing.T) {
 	db := testkit.Postgres(t)
-	set, err := kinds.Builtin().Extend([]byte("edges:\n  wave: {plural: waves, from: user, to: user, ends: [a_id, b_id], forward: waved, " +
-		"reverse: wavers, partitions: 3}\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	set := testkit.Kinds(t, "edges:\n  wave: {plural: waves, from: user, to: user, ends: [a_id, b_id], forward: waved, "+
+		"reverse: wavers, partitions: 3}\n")
 	makeKinds(t, db, set)
 	s, k, ctx := New(db.Pool(t, postgres.RoleSystem), nil), set.Edges["wave"], t.Context()
 	if _, err := db.Pool(t, postgres.RoleOwner).Exec(ctx,

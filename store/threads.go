@@ -168,7 +168,7 @@ SELECT /* store.threads_get */ now(), t.object, coalesce(p.version, 0)
 
 // getThreads returns the settings of each object's thread, and the transaction's time. A thread
 // that was never set has the defaults at version 0.
-func getThreads(ctx context.Context, tx querier, tenant int64, kind string,
+func getThreads(ctx context.Context, tx postgres.Querier, tenant int64, kind string,
 	objects []event.ID) (now time.Time, all []event.Thread, err error) {
 	var object *event.Thread
 	var purged int64

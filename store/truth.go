@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/kinds"
 )
 
@@ -123,13 +124,8 @@ func settingsOf(tenant int64, t event.Thread) State[event.Thread] {
 	return State[event.Thread]{tenant, t}
 }
 
-// querier is a transaction or a pool.
-type querier interface {
-	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
-}
-
 // GetSettings is GetChildren for the settings of threads, of every kind.
-func GetSettings(ctx context.Context, q querier, tenant int64, refs []event.Ref) (all []State[event.Thread], err error) {
+func GetSettings(ctx context.Context, q postgres.Querier, tenant int64, refs []event.Ref) (all []State[event.Thread], err error) {
 	objects := make(map[string][]event.ID) // by kind
 	for _, r := range refs {
 		if r.Type == event.AggregateThread {
@@ -163,12 +159,12 @@ func (s *Store) States(ctx context.Context, tenant int64, set *kinds.Set, refs [
 // States returns the present states of the entities as events, regardless of the versions in refs.
 // It omits entities that the tenant does not have or whose kind is not in set. It reads with the
 // rights of q.
-func States(ctx context.Context, q querier, tenant int64, set *kinds.Set, refs []event.Ref) ([]event.Event, error) {
+func States(ctx context.Context, q postgres.Querier, tenant int64, set *kinds.Set, refs []event.Ref) ([]event.Event, error) {
 	return StatesBy(ctx, q, tenant, set, refs, "")
 }
 
 // StatesBy is States with an actor for the children and edges.
-func StatesBy(ctx context.Context, q querier, tenant int64, set *kinds.Set, refs []event.Ref,
+func StatesBy(ctx context.Context, q postgres.Querier, tenant int64, set *kinds.Set, refs []event.Ref,
 	actor string) (events []event.Event, err error) {
 	settings, err := GetSettings(ctx, q, tenant, refs)
 	if events, err = appendEvents(nil, settings, SettingsEvent, err); err != nil {

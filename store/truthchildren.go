@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/kinds"
 )
 
@@ -108,7 +109,8 @@ func (s childShape) placeArgs(after *State[event.Child]) pgx.StrictNamedArgs {
 
 // GetChildren returns the children of the kind that refs name, regardless of the versions in refs.
 // It omits children that the tenant does not have. It reads with the rights of q.
-func GetChildren(ctx context.Context, q querier, tenant int64, k kinds.Child, refs []event.Ref) (all []State[event.Child], err error) {
+func GetChildren(ctx context.Context, q postgres.Querier, tenant int64, k kinds.Child,
+	refs []event.Ref) (all []State[event.Child], err error) {
 	var ids []string
 	for _, r := range refs {
 		if r.Type == k.Name {
@@ -131,7 +133,7 @@ func GetChildren(ctx context.Context, q querier, tenant int64, k kinds.Child, re
 
 // ReadChildren returns the tenant's children of the kind with these ids, by id. Like Store.GetChild
 // it includes the bodies of children that are not visible. It reads with the rights of q.
-func ReadChildren(ctx context.Context, q querier, tenant int64, k kinds.Child, ids []string) (map[string]event.Child, error) {
+func ReadChildren(ctx context.Context, q postgres.Querier, tenant int64, k kinds.Child, ids []string) (map[string]event.Child, error) {
 	rows, err := shapeOf(k).get(ctx, q, tenant, ids)
 	if err != nil {
 		return nil, err

@@ -54,7 +54,7 @@ func ScanEdges(ctx context.Context, pool *pgxpool.Pool, k kinds.Edge, after *Sta
 
 // GetEdges returns the edges of the kind that refs name, regardless of the versions in refs. It
 // omits edges that the tenant does not have. It reads with the rights of q.
-func GetEdges(ctx context.Context, q querier, tenant int64, k kinds.Edge, refs []event.Ref) (all []State[event.Edge], err error) {
+func GetEdges(ctx context.Context, q postgres.Querier, tenant int64, k kinds.Edge, refs []event.Ref) (all []State[event.Edge], err error) {
 	var froms, tos []event.ID
 	for _, r := range refs {
 		if r.Type == k.Name {

@@ -81,8 +81,8 @@ func Streams(name, prefix string) Option {
 // nats durable` created.
 func Tenant(id int64) Option { return func(s *settings) { s.tenant = id } }
 
-// Kinds names the kinds of an installation that has more than the built-in ones:
-// kinds.Builtin().Extend reads the file of `tidings kinds apply`.
+// Kinds names the kinds of an installation that has more than the built-in ones. kindfile.Extend
+// reads the file of `tidings kinds apply`.
 func Kinds(all *kinds.Set) Option { return func(s *settings) { s.kinds = all } }
 
 // Upstream names the aggregate types of events that your services append to the outbox themselves

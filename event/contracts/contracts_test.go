@@ -19,6 +19,7 @@ import (
 
 	"github.com/tidings/tidings/event/contracts"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/kindfile"
 )
 
 var update = flag.Bool("update", false, "write event/contracts/builtin, unless that breaks a reader of the files there. "+
@@ -302,7 +303,7 @@ children: {verdict: {plural: verdicts, parent: song, threaded: true,
 
 func TestTheDocumentIsAsyncAPI(t *testing.T) {
 	meta := metaSchema(t)
-	own, err := kinds.Builtin().Extend([]byte(ownKinds))
+	own, err := kindfile.Extend(kinds.Builtin(), []byte(ownKinds))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -359,7 +360,7 @@ func unresolved(doc, v any) (all []string) {
 // TestKindsOfOnesOwnHaveContracts checks the names and attributes of a deployment's own kinds. The
 // contract promises no more of attributes than events do.
 func TestKindsOfOnesOwnHaveContracts(t *testing.T) {
-	own, err := kinds.Builtin().Extend([]byte(ownKinds))
+	own, err := kindfile.Extend(kinds.Builtin(), []byte(ownKinds))
 	if err != nil {
 		t.Fatal(err)
 	}

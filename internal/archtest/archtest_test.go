@@ -28,8 +28,10 @@ const (
 	huma = "github.com/danielgtaylor/huma/v2"
 	blob = "github.com/minio/minio-go"
 
-	goose = "github.com/pressly/goose"
-	otel  = "go.opentelemetry.io/otel/"
+	goose  = "github.com/pressly/goose"
+	otel   = "go.opentelemetry.io/otel/"
+	yaml   = "go.yaml.in/yaml"
+	schema = "github.com/santhosh-tekuri/jsonschema"
 )
 
 // rule says which packages of this module, and which of the watched libraries, the matching
@@ -56,7 +58,8 @@ var rules = []rule{
 	{pkg: "internal/tokens", may: []string{"store", "internal/postgres"}, libs: []string{pgx}}, // store: the rules of names
 	{pkg: "internal/versioned", may: []string{"internal/postgres"}, libs: []string{pgx}},
 	// pgx: it reads and writes the kinds of an installation.
-	{pkg: "kinds", may: []string{"internal/versioned", "event", "internal/postgres"}, libs: []string{pgx}},
+	{pkg: "kinds", may: []string{"internal/versioned", "event", "internal/postgres", "internal/work"}, libs: []string{pgx}},
+	{pkg: "kinds/kindfile", may: []string{"kinds"}},
 	{pkg: "event/contracts", may: []string{"kinds", "event"}},
 	{pkg: "event"},                          // the wire contract depends on no other package
 	{pkg: "client", may: []string{"event"}}, // part of users' programs
@@ -77,10 +80,11 @@ var rules = []rule{
 	// Never each other, never NATS. store: they read the truth.
 	{pkg: "projections/*", libs: []string{pgx},
 		may: []string{"projections", "store", "kinds", "event", "internal/versioned", "internal/postgres"}},
-	{pkg: "examples/*", may: []string{"client", "event", "kinds", "subscribe"}, libs: []string{pgx, nats}}, // only public packages
+	// Only public packages.
+	{pkg: "examples/*", may: []string{"client", "event", "kinds", "kinds/kindfile", "subscribe"}, libs: []string{pgx, nats}},
 	{pkg: "deploy"}, // tests of the files in the directory
 	{pkg: "docs"},   // likewise
-	{pkg: "migrations", may: []string{"kinds", "internal/postgres"}, libs: []string{pgx}},
+	{pkg: "migrations", may: []string{"kinds", "internal/postgres", "internal/work"}, libs: []string{pgx}},
 	// What an operator sees and does. The CLI and the console show the same packages, which read
 	// all rooms of the path, and never the API. The console has no SQL (TestTheConsoleHasNoSQL).
 	{pkg: "ops/load", may: []string{"client"}}, // a client of the API
@@ -103,7 +107,7 @@ var rules = []rule{
 	// Part of users' programs: it may import OpenTelemetry's API, never its SDK.
 	{pkg: "internal/tracing", may: []string{"event"}},
 	// It migrates its databases.
-	{pkg: "internal/testkit", may: []string{"internal/*", "migrations", "kinds"}, libs: []string{pgx, nats}},
+	{pkg: "internal/testkit", may: []string{"internal/*", "migrations", "kinds", "kinds/kindfile"}, libs: []string{pgx, nats}},
 	// It runs the parts of the system in tests.
 	{pkg: "internal/testkit/system", may: []string{"relay", "consumers", "event", "internal/*"}, libs: []string{pgx, nats}},
 	{pkg: "internal/*", may: []string{"internal/*"}, libs: []string{pgx}},
@@ -162,10 +166,10 @@ func TestPackagesImportOnlyWhatTheyMay(t *testing.T) {
 // links lists parts that a program must not link, directly or not: a subscriber's program is its
 // owner's, and the relay is the process of which a fleet has most.
 var links = map[string][]string{
-	"subscribe": {srv, goose, blob, huma, otel + "sdk", otel + "exporters", module + "api", module + "ops", module + "internal/daemon",
-		module + "internal/natsserver"},
+	"subscribe": {srv, goose, blob, huma, yaml, schema, otel + "sdk", otel + "exporters", module + "api", module + "ops",
+		module + "internal/daemon", module + "internal/natsserver"},
 	"client":    {srv, goose, blob, huma, otel, pgx, nats, module + "internal"},
-	"cmd/relay": {srv, goose, blob, huma, module + "api", module + "ops", module + "store", module + "projections"},
+	"cmd/relay": {srv, goose, blob, huma, yaml, schema, module + "api", module + "ops", module + "store", module + "projections"},
 }
 
 func TestProgramsLinkOnlyWhatTheyUse(t *testing.T) {

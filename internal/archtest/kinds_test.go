@@ -30,7 +30,7 @@ var (
 )
 
 // kindWords returns the names of the built-in kinds without the old ones, in all forms of
-// builtin.yaml.
+// builtin.json.
 func kindWords() map[string]bool {
 	words := map[string]bool{}
 	add := func(name string, others ...string) {

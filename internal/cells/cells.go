@@ -8,6 +8,8 @@ import (
 	"slices"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/internal/postgres"
 )
 
 // Errors of this package.
@@ -38,14 +40,9 @@ const readSQL = `
 SELECT /* cells.read */ DISTINCT regexp_replace(partition_key, '-[0-9]+$', '')
   FROM consumer_offsets WHERE NOT closed AND partition_key ~ '-[0-9]+$'`
 
-// Querier is a pool, a connection or a transaction of the projections.
-type Querier interface {
-	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
-}
-
 // Read returns the tenants of a cell, or ErrUnassigned. It reads the whole table: use the result
 // for one pass over the projections.
-func Read(ctx context.Context, q Querier, cell string) (Tenants, error) {
+func Read(ctx context.Context, q postgres.Querier, cell string) (Tenants, error) {
 	t := Tenants{cell: cell, of: make(map[int64]string)}
 	var tenant int64
 	var name string

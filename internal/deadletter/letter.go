@@ -108,18 +108,11 @@ const filterSQL = `
 // Args returns the arguments of the filter's part of a statement (Table.Where).
 func (f Filter) Args() pgx.StrictNamedArgs {
 	return pgx.StrictNamedArgs{
-		"consumer": ifSet(f.Consumer), "tenant": ifSet(f.TenantID), "ids": f.IDs, "aggregate_type": ifSet(f.AggregateType),
-		"aggregate_id": ifSet(f.AggregateID), "event_type": ifSet(f.EventType), "event_id": ifSet(f.EventID), "group": ifSet(f.Group),
-		"dead_before": ifSet(f.DeadBefore), "dead_after": ifSet(f.DeadAfter), "first": f.First, "after": f.After,
+		"consumer": postgres.IfSet(f.Consumer), "tenant": postgres.IfSet(f.TenantID), "ids": f.IDs,
+		"aggregate_type": postgres.IfSet(f.AggregateType), "aggregate_id": postgres.IfSet(f.AggregateID),
+		"event_type": postgres.IfSet(f.EventType), "event_id": postgres.IfSet(f.EventID), "group": postgres.IfSet(f.Group),
+		"dead_before": postgres.IfSet(f.DeadBefore), "dead_after": postgres.IfSet(f.DeadAfter), "first": f.First, "after": f.After,
 	}
-}
-
-func ifSet[T comparable](v T) *T {
-	var zero T
-	if v == zero {
-		return nil
-	}
-	return &v
 }
 
 // Table describes a source's table of letters, which has the alias d in the SQL expressions.
@@ -233,7 +226,7 @@ func (r *Reader) Count(ctx context.Context, f Filter) (n int64, err error) {
 func (r *Reader) Get(ctx context.Context, tenant, id int64) (l Letter, err error) {
 	err = r.read(ctx, tenant, func(tx pgx.Tx) error {
 		columns, body := r.table.fields(&l)
-		row := tx.QueryRow(ctx, r.table.sql(getSQL), pgx.StrictNamedArgs{"id": id, "tenant": ifSet(tenant)})
+		row := tx.QueryRow(ctx, r.table.sql(getSQL), pgx.StrictNamedArgs{"id": id, "tenant": postgres.IfSet(tenant)})
 		err := row.Scan(append(columns, body...)...)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return ErrNotFound

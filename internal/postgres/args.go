@@ -8,6 +8,12 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
+// Querier is a pool, a connection or a transaction.
+type Querier interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
 // Args are the arguments of a constant statement by name, like pgx.StrictNamedArgs. Args parses
 // each statement once and keeps the result: parsing takes a tenth of a consumer's time for a small
 // batch. Do not use it for statements that a program composes at run time, because it never drops a
@@ -48,4 +54,13 @@ func (a Args) RewriteQuery(ctx context.Context, conn *pgx.Conn, sql string, args
 		return "", nil, fmt.Errorf("%d arguments for a statement that names %d", len(a), len(values))
 	}
 	return p.sql, values, nil
+}
+
+// IfSet returns the argument for v: NULL if v is the zero value.
+func IfSet[T comparable](v T) *T {
+	var zero T
+	if v == zero {
+		return nil
+	}
+	return &v
 }

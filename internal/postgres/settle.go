@@ -9,6 +9,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/internal/work"
 )
 
 // ErrUnknown reports a transaction whose outcome no server could tell.
@@ -126,9 +128,7 @@ func settle(ctx context.Context, pool *pgxpool.Pool, tenant, lock int64, landed 
 		case err == nil:
 			return fmt.Errorf("%w: %w", errAborted, lost)
 		}
-		select {
-		case <-time.After(settleInterval):
-		case <-ctx.Done():
+		if work.Sleep(ctx, settleInterval) != nil {
 			return fmt.Errorf("%w: %w", ErrUnknown, errors.Join(lost, err))
 		}
 	}

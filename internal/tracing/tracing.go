@@ -2,12 +2,12 @@ package tracing
 
 import (
 	"context"
-	"encoding/hex"
 	"iter"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/propagation"
 	semconv "go.opentelemetry.io/otel/semconv/v1.43.0"
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
@@ -48,41 +48,19 @@ func From(ctx context.Context) *Tracer {
 	return t
 }
 
+// standard reads and writes traceparents.
+var standard propagation.TraceContext
+
+const traceParent = "traceparent"
+
 // Parse parses a W3C traceparent. For any other text it returns an invalid span context.
-func Parse(s string) (sc trace.SpanContext) {
-	if !IsTraceParent(s) {
-		return sc
-	}
-	id, _ := trace.TraceIDFromHex(s[3:35])
-	span, _ := trace.SpanIDFromHex(s[36:52])
-	var flags trace.TraceFlags
-	if sampled(s) {
-		flags = trace.FlagsSampled
-	}
-	return trace.NewSpanContext(trace.SpanContextConfig{TraceID: id, SpanID: span, TraceFlags: flags, Remote: true})
+func Parse(s string) trace.SpanContext {
+	return trace.SpanContextFromContext(standard.Extract(context.Background(), propagation.MapCarrier{traceParent: s}))
 }
 
-// IsTraceParent reports whether s is a traceparent of W3C Trace Context level 1.
-func IsTraceParent(s string) bool {
-	if len(s) != 55 || s[2] != '-' || s[35] != '-' || s[52] != '-' || s[:2] == "ff" {
-		return false
-	}
-	zero := [2]bool{true, true}
-	for i := range len(s) {
-		c := s[i]
-		switch {
-		case i == 2 || i == 35 || i == 52:
-			continue
-		case (c < '0' || c > '9') && (c < 'a' || c > 'f'):
-			return false
-		case c != '0' && i > 2 && i < 35:
-			zero[0] = false
-		case c != '0' && i > 35 && i < 52:
-			zero[1] = false
-		}
-	}
-	return !zero[0] && !zero[1]
-}
+// IsTraceParent reports whether s is a traceparent of W3C Trace Context level 1, which has 55
+// characters.
+func IsTraceParent(s string) bool { return len(s) == 55 && Parse(s).IsValid() }
 
 // sampled reads the flag of a text that may be a traceparent.
 func sampled(s string) bool {
@@ -97,20 +75,10 @@ func sampled(s string) bool {
 }
 
 // TraceParent returns the traceparent of the span in ctx, or "" if there is no span.
-func TraceParent(ctx context.Context) string { return format(trace.SpanContextFromContext(ctx)) }
-
-func format(sc trace.SpanContext) string {
-	if !sc.IsValid() {
-		return ""
-	}
-	b := []byte("00-00000000000000000000000000000000-0000000000000000-00")
-	id, span := sc.TraceID(), sc.SpanID()
-	hex.Encode(b[3:], id[:])
-	hex.Encode(b[36:], span[:])
-	if sc.IsSampled() {
-		b[54] = '1'
-	}
-	return string(b)
+func TraceParent(ctx context.Context) string {
+	c := propagation.MapCarrier{}
+	standard.Inject(ctx, c)
+	return c[traceParent]
 }
 
 // Request begins the span of a request. traceparent is the request's header, or empty.
@@ -159,7 +127,7 @@ func (t *Tracer) Create(ctx context.Context, events []event.Event) (c Creation) 
 		}
 		_, span := t.traces.Start(trace.ContextWithRemoteSpanContext(ctx, parent), createName(e),
 			trace.WithSpanKind(trace.SpanKindProducer))
-		e.TraceParent = format(span.SpanContext())
+		e.TraceParent = TraceParent(trace.ContextWithSpan(ctx, span))
 		if !span.IsRecording() {
 			continue
 		}

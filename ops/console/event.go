@@ -16,6 +16,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/deadletter"
+	"github.com/tidings/tidings/internal/tracing"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/outbox/coldstore"
 )
@@ -280,8 +281,8 @@ func rowOfExport(r coldstore.Row) outbox.Found {
 
 // traceID returns the trace id of a traceparent (W3C Trace Context), or "".
 func traceID(parent string) string {
-	if parts := strings.Split(parent, "-"); len(parts) == 4 && len(parts[1]) == 32 && strings.Trim(parts[1], "0123456789abcdef") == "" {
-		return parts[1]
+	if sc := tracing.Parse(parent); sc.IsValid() {
+		return sc.TraceID().String()
 	}
 	return ""
 }

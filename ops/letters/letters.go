@@ -16,6 +16,7 @@ import (
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/internal/deadletter"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/work"
 	"github.com/tidings/tidings/outbox"
 )
 
@@ -171,10 +172,8 @@ func (d *Desk) Work(ctx context.Context, sourceName, id string, progress func(Op
 		if !errors.Is(err, errLost) {
 			return o, err
 		}
-		select {
-		case <-ctx.Done():
+		if work.Sleep(ctx, time.Second) != nil {
 			return o, ctx.Err()
-		case <-time.After(time.Second):
 		}
 		if o, err = s.get(ctx, id); err != nil || o.FinishedAt != nil {
 			return o, err
@@ -272,7 +271,7 @@ func (d *Desk) runOnce(ctx context.Context) error {
 }
 
 // move records the result of a slice.
-func (d *Desk) move(ctx context.Context, q querier, o Operation, m moved) (Operation, error) {
+func (d *Desk) move(ctx context.Context, q postgres.Querier, o Operation, m moved) (Operation, error) {
 	return d.sources[o.Source].move(ctx, q, d.worker, d.lease, o.ID, m)
 }
 

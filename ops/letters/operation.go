@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/internal/deadletter"
+	"github.com/tidings/tidings/internal/postgres"
 )
 
 var (
@@ -143,14 +144,10 @@ type moved struct {
 	err                error
 }
 
-// querier is a pool or a transaction.
-type querier interface {
-	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
-}
-
 // move records the result of a slice in its transaction, and returns the updated operation. errLost
 // must roll the slice back.
-func (l ledger) move(ctx context.Context, q querier, worker string, lease time.Duration, id string, m moved) (o Operation, err error) {
+func (l ledger) move(ctx context.Context, q postgres.Querier, worker string, lease time.Duration, id string,
+	m moved) (o Operation, err error) {
 	o.Source = l.source
 	text := ""
 	if m.err != nil {

@@ -234,11 +234,8 @@ func (r *replay) follow(ctx context.Context, consumer *consumers.Consumer, repor
 		if err != nil || done {
 			return err
 		}
-		wait := time.After(min(time.Duration(report.SwitchTries)*pollInterval, 20*pollInterval))
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-wait:
+		if err := work.Sleep(ctx, min(time.Duration(report.SwitchTries)*pollInterval, 20*pollInterval)); err != nil {
+			return err
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/work"
 )
 
 const (
@@ -34,10 +35,8 @@ func Await(ctx context.Context, src Sources, wait time.Duration, wanted func(Sta
 		if left <= 0 {
 			return st, err
 		}
-		select {
-		case <-ctx.Done():
-			return st, context.Cause(ctx)
-		case <-time.After(AwaitEvery):
+		if err := work.Sleep(ctx, AwaitEvery); err != nil {
+			return st, err
 		}
 	}
 }
@@ -64,10 +63,8 @@ func Retry(ctx context.Context, wait time.Duration, fn func() error) error {
 		if !broker.IsTransient(err) || time.Since(began) > wait || ctx.Err() != nil {
 			return err
 		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-time.After(AwaitEvery):
+		if err := work.Sleep(ctx, AwaitEvery); err != nil {
+			return err
 		}
 	}
 }

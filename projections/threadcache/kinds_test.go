@@ -36,10 +36,7 @@ children:
 // pieces and more than once. It compares the projection with the truth and with its own count. It
 // repeats this after a repair, and after the projection was rebuilt.
 func TestChildrenOfEveryKind(t *testing.T) {
-	set, err := kinds.Builtin().Extend([]byte(ownKinds))
-	if err != nil {
-		t.Fatal(err)
-	}
+	set := testkit.Kinds(t, ownKinds)
 	for _, name := range []string{"review", "message", "question", "comment"} {
 		kind := set.Children[name]
 		t.Run(name, func(t *testing.T) {

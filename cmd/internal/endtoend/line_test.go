@@ -432,7 +432,7 @@ func (l *line) fault(what string) {
 			l.t.Fatalf("before the kind exists: %d %s", a.status, a.body)
 		}
 		if _, err := kinds.Apply(l.t.Context(), kinds.Databases{Truth: l.system, Projections: l.system},
-			kinds.Request{File: []byte(ownKinds), Actor: "test"}); err != nil {
+			kinds.Request{Kinds: testkit.Kinds(l.t, ownKinds), Actor: "test"}); err != nil {
 			l.t.Fatal(err)
 		}
 		testkit.Eventually(l.t, "routes of the kinds that were applied", func() (bool, error) {

@@ -81,7 +81,7 @@ func newRig(t *testing.T) *rig {
 		refused: new(atomic.Int64), client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64, DisableCompression: true}}}
 	t.Cleanup(r.client.CloseIdleConnections)
 	if _, err := kinds.Apply(t.Context(), kinds.Databases{Truth: r.system, Projections: r.system},
-		kinds.Request{File: []byte(applied), Actor: "test"}); err != nil {
+		kinds.Request{Kinds: testkit.Kinds(t, applied), Actor: "test"}); err != nil {
 		t.Fatal(err)
 	}
 	r.catalog = kinds.NewCatalog(r.system, kinds.Truth, warnings(t))

@@ -96,13 +96,10 @@ func writeEverything(t *testing.T, s *store.Store, set *kinds.Set) {
 func TestEveryProjectionGivenEveryEventTwiceEndsInTheSameTables(t *testing.T) {
 	l := newLine(t)
 	if _, err := kinds.Apply(t.Context(), kinds.Databases{Truth: l.pool, Projections: l.pool},
-		kinds.Request{File: []byte(songKinds), Actor: "test"}); err != nil {
+		kinds.Request{Kinds: testkit.Kinds(t, songKinds), Actor: "test"}); err != nil {
 		t.Fatal(err)
 	}
-	set, err := kinds.Builtin().Extend([]byte(songKinds))
-	if err != nil {
-		t.Fatal(err)
-	}
+	set := testkit.Kinds(t, songKinds)
 	writeEverything(t, store.New(l.api, nil), set)
 	testkit.Eventually(t, "everything to be published", func() (published bool, err error) {
 		err = l.pool.QueryRow(t.Context(), `SELECT NOT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL)`).Scan(&published)

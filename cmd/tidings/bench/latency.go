@@ -16,6 +16,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/work"
 	"github.com/tidings/tidings/outbox"
 )
 
@@ -256,7 +257,7 @@ func atProjection(ctx context.Context, s *servers, due func() int, seen func(int
 				lowest++
 			}
 		}
-		if err := pause(ctx, time.Millisecond); err != nil {
+		if err := work.Sleep(ctx, time.Millisecond); err != nil {
 			return err
 		}
 	}

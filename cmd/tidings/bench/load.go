@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/tidings/tidings/internal/work"
 )
 
 // workload says when calls start. In a closed loop each worker makes one call after the other. In
@@ -46,7 +48,7 @@ func (w workload) run(ctx context.Context, call func(worker, n int, due time.Tim
 					return nil
 				}
 				if wait := time.Until(due); wait > 0 {
-					if err := pause(ctx, wait); err != nil {
+					if err := work.Sleep(ctx, wait); err != nil {
 						return err
 					}
 				} else if ctx.Err() != nil {

@@ -25,6 +25,7 @@ import (
 	"github.com/tidings/tidings/internal/natsserver"
 	"github.com/tidings/tidings/internal/pglocal"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/work"
 	"github.com/tidings/tidings/migrations"
 )
 
@@ -282,19 +283,8 @@ func await(ctx context.Context, interval, within time.Duration, done func() (boo
 		if within > 0 && time.Since(start) > within {
 			return fmt.Errorf("not done after %s", within)
 		}
-		if err := pause(ctx, interval); err != nil {
+		if err := work.Sleep(ctx, interval); err != nil {
 			return err
 		}
-	}
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-t.C:
-		return nil
 	}
 }

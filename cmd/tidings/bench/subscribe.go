@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/work"
 	"github.com/tidings/tidings/subscribe"
 )
 
@@ -110,7 +111,7 @@ func (o subscribeOptions) time(ctx context.Context, js jetstream.JetStream, h *h
 	go func() {
 		ended <- subscribe.Handle(run, js.Conn(), "bench", "follow.*", func(ctx context.Context, e subscribe.Event[event.Edge]) error {
 			if o.works > 0 {
-				if err := pause(ctx, o.works); err != nil {
+				if err := work.Sleep(ctx, o.works); err != nil {
 					return err
 				}
 			}

@@ -19,7 +19,6 @@ import (
 	"github.com/tidings/tidings/cmd/tidings/bench"
 	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/internal/words"
-	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/ops/erasure"
 	"github.com/tidings/tidings/ops/load"
 	"github.com/tidings/tidings/ops/restore"
@@ -144,7 +143,7 @@ func silent(err error) bool {
 func (p Process) exitCode(c *cobra.Command, err error, started bool) int {
 	var usage *usageError
 	var line *load.LineError
-	var file *kinds.FileError
+	var file *fileError
 	switch {
 	case err == nil:
 		return exitOK

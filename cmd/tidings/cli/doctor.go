@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/tidings/tidings/internal/work"
 	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/ops/doctor"
 	"github.com/tidings/tidings/ops/status"
@@ -53,10 +54,8 @@ func awaitHealth(ctx context.Context, wait time.Duration,
 		if !ill || !time.Now().Before(until) || errors.As(err, &usage) {
 			return all, err
 		}
-		select {
-		case <-ctx.Done():
+		if work.Sleep(ctx, time.Second) != nil {
 			return all, err
-		case <-time.After(time.Second):
 		}
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/tidings/tidings/internal/daemon"
+	"github.com/tidings/tidings/internal/work"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/store"
 )
@@ -130,10 +131,8 @@ func (s *session) removeEdges(ctx context.Context, tenant int64, r store.Removal
 			before = total
 			log.InfoContext(ctx, "removing edges", "removed", total)
 		}
-		select {
-		case <-ctx.Done():
+		if work.Sleep(ctx, time.Second/4) != nil {
 			return m, errors.New("stopped before the end: the archivers continue; run the same command again to see the progress")
-		case <-time.After(time.Second / 4):
 		}
 		if m, err = of.GetRemoval(ctx, tenant, m.ID); err != nil {
 			return m, err

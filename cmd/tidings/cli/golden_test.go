@@ -59,7 +59,7 @@ var volatile = []struct {
 	{regexp.MustCompile(`relay-[\w-]+`), "RELAY"},
 	{regexp.MustCompile(`"owner":"[^"]*"`), `"owner":"OWNER"`},
 	{regexp.MustCompile(`(?m)^time=.* level=INFO .*\n`), ""},
-	{regexp.MustCompile(`(?m)^waiting for \w+: .* stream.*\n`), ""}, // only if a consumer takes longer than a moment
+	{regexp.MustCompile(`(?m)^waiting for [\w ]+: .*\n`), ""}, // only if it takes longer than a moment
 	{regexp.MustCompile(`\d{4}-\d\d-\d\dT[\d:.]+Z`), "TIME"},
 	{regexp.MustCompile(`"traceparent":"[^"]*",`), ""},
 	{regexp.MustCompile(`-?\d[\d,.]*(e-\d+)?(ms|[smhµ]\b)*`), "N"},

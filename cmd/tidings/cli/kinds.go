@@ -14,6 +14,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/kindfile"
 )
 
 // appliedKinds is the output of `tidings kinds apply --json`.
@@ -43,8 +44,11 @@ type kindsVersion struct {
 	Changes []kinds.Change `json:"changes"`
 }
 
-// kindsFile reads the file, or stdin for "-".
-func (p Process) kindsFile(name string) ([]byte, error) {
+// fileError reports a file that is not a valid file of kinds.
+type fileError struct{ error }
+
+// kindsFile reads the kinds of the file, or of stdin for "-".
+func (p Process) kindsFile(name string) (*kinds.Set, error) {
 	const most = 1 << 20
 	in := p.Stdin
 	if name != "-" {
@@ -60,9 +64,13 @@ func (p Process) kindsFile(name string) ([]byte, error) {
 		return nil, fmt.Errorf("read %s: %w", name, err)
 	}
 	if len(file) > most {
-		return nil, &kinds.FileError{Err: fmt.Errorf("the file has more than %s bytes", count(most))}
+		return nil, &fileError{fmt.Errorf("the file has more than %s bytes", count(most))}
 	}
-	return file, nil
+	set, err := kindfile.Extend(kinds.Builtin(), file)
+	if err != nil {
+		return nil, &fileError{fmt.Errorf("%s is not a file of kinds:\n%w", name, err)}
+	}
+	return set, nil
 }
 
 func (p Process) kindsApplyCommand() *cobra.Command {
@@ -78,7 +86,7 @@ a failure, run the same command again: it completes the change.`,
 		args: exactArgs(1), name: "kinds", needs: needDatabases, json: oneObject,
 		actor: &r.Actor, reason: &r.Reason, dryRun: &r.DryRun, destructive: true,
 		check: func(s *session, args []string) (err error) {
-			r.File, err = s.kindsFile(args[0])
+			r.Kinds, err = s.kindsFile(args[0])
 			return err
 		},
 		run: func(ctx context.Context, s *session, args []string) (*report, error) {
@@ -119,10 +127,6 @@ func askKinds(ctx context.Context, dbs kinds.Databases, r kinds.Request, s *sess
 
 // inFile names the file in an error about it.
 func inFile(name string, err error) error {
-	var bad *kinds.FileError
-	if errors.As(err, &bad) {
-		return fmt.Errorf("%s is not a file of kinds:\n%w", name, err)
-	}
 	var refused *kinds.RefusedError
 	if errors.As(err, &refused) {
 		return fmt.Errorf("%s is refused, and nothing was changed:\n%w", name, err)
@@ -164,15 +168,9 @@ func (p Process) kindsDiffCommand() *cobra.Command {
 		long: `Diff checks the whole file and prints the changes that tidings kinds apply would make. It does not
 read rows: tidings kinds apply --dry-run also finds rows that prevent a change.`,
 		args: exactArgs(1), name: "kinds", needs: needTruth, json: onePer("change"),
-		check: func(s *session, args []string) error {
-			file, err := s.kindsFile(args[0])
-			if err != nil {
-				return err
-			}
-			if to, err = kinds.Builtin().Extend(file); err != nil {
-				return inFile(args[0], &kinds.FileError{Err: err})
-			}
-			return nil
+		check: func(s *session, args []string) (err error) {
+			to, err = s.kindsFile(args[0])
+			return err
 		},
 		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
 			now, err := truthKinds(ctx, s.Truth)

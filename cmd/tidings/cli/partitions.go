@@ -12,6 +12,7 @@ import (
 
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/words"
+	"github.com/tidings/tidings/internal/work"
 	"github.com/tidings/tidings/ops/status"
 	"github.com/tidings/tidings/outbox"
 )
@@ -158,10 +159,8 @@ func (p Process) resize(ctx context.Context, y *system, to int, wait time.Durati
 			return fmt.Errorf("the resize has not ended within %s; it continues by itself, and `tidings partitions list` "+
 				"shows the progress", wait)
 		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-time.After(status.AwaitEvery):
+		if err := work.Sleep(ctx, status.AwaitEvery); err != nil {
+			return err
 		}
 	}
 }

@@ -1,0 +1,74 @@
+package kindfile
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/tidings/tidings/kinds"
+)
+
+// Extend returns the set with the kinds of a file added. The file may refer to kinds and objects of
+// the set, and may repeat them unchanged. The error joins all errors, each with its line.
+func Extend(s *kinds.Set, file []byte) (*kinds.Set, error) {
+	d := yaml.NewDecoder(bytes.NewReader(file))
+	var doc, more yaml.Node
+	err := d.Decode(&doc)
+	if errors.Is(err, io.EOF) {
+		return nil, errors.New("the file is empty: `{}` is a file without kinds")
+	}
+	if err != nil {
+		return nil, errors.New(strings.TrimPrefix(err.Error(), "yaml: "))
+	}
+	if err := d.Decode(&more); !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("line %d: this is a second document: want one", max(more.Line, 1))
+	}
+
+	var added kinds.Set
+	d = yaml.NewDecoder(bytes.NewReader(file))
+	d.KnownFields(true)
+	if err := d.Decode(&added); err != nil {
+		return nil, typeErrors(err)
+	}
+	return s.Extend(&added, func(path []string) int { return lineOf(doc.Content[0], path) })
+}
+
+var goType = regexp.MustCompile(` (in|into) type kinds\.\w+| into kinds\.\w+`)
+
+// typeErrors gives each of the decoder's errors its own line, without the names of Go types.
+func typeErrors(err error) error {
+	var types *yaml.TypeError
+	if !errors.As(err, &types) {
+		return errors.New(strings.TrimPrefix(err.Error(), "yaml: "))
+	}
+	var all []error
+	for _, text := range types.Errors {
+		all = append(all, errors.New(goType.ReplaceAllString(text, "")))
+	}
+	return errors.Join(all...)
+}
+
+// lineOf returns the line of the longest part of the path that exists.
+func lineOf(node *yaml.Node, path []string) int {
+	line := node.Line
+	for _, name := range path {
+		for node.Kind == yaml.AliasNode {
+			node = node.Alias
+		}
+		found := false
+		for i := 0; node.Kind == yaml.MappingNode && i+1 < len(node.Content) && !found; i += 2 {
+			if node.Content[i].Value == name {
+				line, node, found = node.Content[i].Line, node.Content[i+1], true
+			}
+		}
+		if !found {
+			break
+		}
+	}
+	return line
+}
