@@ -36,12 +36,13 @@ type Difference struct {
 // way. An edge has its target in Aggregate and its origin in Other. A count of edges has Other 0.
 // Other keys name an object of children, or a child.
 type Key struct {
-	Type             string
-	TenantID         int64
-	Aggregate, Other event.ID
-	Child            string // the id of a child, if the key names one
-	Kind             string // the kind of children of a settings key
-	Step             string // the progress of Repair, in the projection's own format; "" before the start
+	Type      string
+	TenantID  int64
+	Aggregate event.ID `json:",omitzero"`
+	Other     event.ID `json:",omitzero"`
+	Child     string   // the id of a child, if the key names one
+	Kind      string   // the kind of children of a settings key
+	Step      string   // the progress of Repair, in the projection's own format; "" before the start
 }
 
 // Ref returns the name of the key's edge or child for the reader of the truth.
