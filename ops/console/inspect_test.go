@@ -93,7 +93,7 @@ func TestTheInspectorKeepsTenantsApartAndSaysWhatIsWrong(t *testing.T) {
 	page(t, amy, "/console/inspect?tenant=8&kind=comment&id="+id).says("same") // shows its own tenant instead
 	page(t, amy, "/console/inspect").says("Choose an entity")
 	key := func(tenant int, child string) string {
-		return fmt.Sprintf(`{"Type":"comment","TenantID":%d,"Aggregate":5,"Child":%q}`, tenant, child)
+		return fmt.Sprintf(`{"Type":"comment","TenantID":%d,"Aggregate":"5","Child":%q}`, tenant, child)
 	}
 	for name, c := range map[string]struct {
 		projection, key string

@@ -247,7 +247,7 @@ func TestTheAuditLogSaysWhatWasMendedNotWhatTheFormSays(t *testing.T) {
 	amy := d.signIn(t, d.Tokens.TenantAdmin)
 	amy.ended(amy.post("/console/act/inspect.repair", url.Values{"act_id": {uuid.NewString()}, "reason": {"r"},
 		"projection": {"threadcache"}, "entity": {"something else"},
-		"key": {fmt.Sprintf(`{"Type":"comment","TenantID":7,"Aggregate":5,"Child":%q}`, id)}})).says("done").without("something else")
+		"key": {fmt.Sprintf(`{"Type":"comment","TenantID":7,"Aggregate":"5","Child":%q}`, id)}})).says("done").without("something else")
 	acts, err := audit.List(t.Context(), d.pool, audit.Filter{}, 1)
 	if err != nil || len(acts) != 1 || !strings.Contains(acts[0].Target, id) || strings.Contains(acts[0].Target, "something else") {
 		t.Errorf("%+v, %v", acts, err)
