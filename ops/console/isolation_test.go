@@ -110,7 +110,7 @@ func (e eight) pages() map[string][]string {
 
 // forms returns input that tries to change tenant 8, for every act of the registry.
 func (e eight) forms() map[string]url.Values {
-	key := fmt.Sprintf(`{"Type":"comment","TenantID":8,"Aggregate":88,"Child":%q}`, e.child)
+	key := fmt.Sprintf(`{"Type":"comment","TenantID":8,"Aggregate":"88","Child":%q}`, e.child)
 	form := func(pairs ...string) url.Values {
 		in := url.Values{"tenant": {"8"}}
 		for i := 0; i < len(pairs); i += 2 {
