@@ -54,7 +54,7 @@ type call struct {
 	safe    bool   // may be repeated if the outcome of an attempt is unknown
 	subject string // the entity of the write, for the session; "": the answer's Location
 	unknown bool   // the outcome of an attempt is unknown
-	names   names  // of the kind, for a problem's current entity
+	names   names  // of the kind
 }
 
 func newCall(method, path string, opts []Option) *call {
@@ -117,13 +117,53 @@ func etag(version int64) string { return `"` + strconv.FormatInt(version, 10) + 
 // A nil names changes none.
 type names map[string]string
 
+// decode decodes JSON with the kind's names into v, which has the archetype's.
+func (n names) decode(data []byte, v any) error { return json.Unmarshal(n.rename(data), v) }
+
+// rename replaces the names of members, except those within attributes, which the kind chose.
+func (n names) rename(data []byte) []byte {
+	if n == nil || !json.Valid(data) {
+		return data
+	}
+	out, depth, attributes := make([]byte, 0, len(data)), 0, 0 // attributes: the depth of this member, or 0 outside of it
+	for len(data) > 0 {
+		text, rest := data[:1], data[1:]
+		switch data[0] {
+		case '{', '[':
+			depth++
+		case '}', ']':
+			if depth--; depth <= attributes {
+				attributes = 0
+			}
+		case '"':
+			end := 1
+			for ; data[end] != '"'; end++ {
+				if data[end] == '\\' {
+					end++
+				}
+			}
+			text, rest = data[:end+1], bytes.TrimLeft(data[end+1:], " \n\t\r")
+			if name := string(data[1:end]); bytes.HasPrefix(rest, []byte(":")) && (attributes == 0 || depth <= attributes) {
+				if name == "attributes" {
+					attributes = depth
+				}
+				if as, ok := n[name]; ok {
+					text = []byte(`"` + as + `"`)
+				}
+			}
+		}
+		out, data = append(out, text...), rest
+	}
+	return out
+}
+
 // fetch sends the call and decodes its result.
-func fetch[T any](ctx context.Context, c *core, k *call, n names) (v T, err error) {
-	body, a, err := c.do(ctx, k.named(n))
+func fetch[T any](ctx context.Context, c *core, k *call) (v T, err error) {
+	body, a, err := c.do(ctx, k)
 	if err != nil {
 		return v, err
 	}
-	if err = decode(n, body, &v); err != nil {
+	if err = k.names.decode(body, &v); err != nil {
 		return v, a.broken(k, body, err)
 	}
 	if k.response != nil {

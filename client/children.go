@@ -109,7 +109,7 @@ func ask[T any, C Versioned, N, D, V any](ctx context.Context, c Children[C, N, 
 		var none T
 		return none, err
 	}
-	return fetch[T](ctx, c.core, of(kind), kind.names)
+	return fetch[T](ctx, c.core, of(kind).named(kind.names))
 }
 
 // where returns a function that finds the path of a list of the kind.

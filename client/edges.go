@@ -101,14 +101,14 @@ func (e Edges[E, R, V]) send(ctx context.Context, method string, from, to ID, bo
 		var none E
 		return none, err
 	}
-	k := newCall(method, kind.path(from, to), opts)
+	k := newCall(method, kind.path(from, to), opts).named(kind.names)
 	if body != nil {
 		k.json(body)
 	}
 	for _, f := range change {
 		f(k)
 	}
-	return fetch[E](ctx, e.core, k, kind.names)
+	return fetch[E](ctx, e.core, k)
 }
 
 // Get reads an edge from the truth. If it does not exist, IsNotFound reports true for the error.
@@ -152,7 +152,7 @@ func (e Edges[E, R, V]) Check(ctx context.Context, pairs []Pair, opts ...Option)
 		body.Pairs[i] = map[string]ID{kind.ends[0]: p.From, kind.ends[1]: p.To}
 	}
 	k := newCall(http.MethodPost, "/v1/"+kind.plural+":check", opts).json(body).projected().repeatable()
-	all, err := fetch[several[R]](ctx, e.core, k, kind.names)
+	all, err := fetch[several[R]](ctx, e.core, k.named(kind.names))
 	return all.Items, err
 }
 

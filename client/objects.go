@@ -25,7 +25,7 @@ func (o Objects[T]) Counts(ctx context.Context, id ID, opts ...Option) (T, error
 		var none T
 		return none, err
 	}
-	return fetch[T](ctx, o.core, newCall(http.MethodGet, "/v1/"+plural+"/"+id.String()+"/counts", opts).projected(), nil)
+	return fetch[T](ctx, o.core, newCall(http.MethodGet, "/v1/"+plural+"/"+id.String()+"/counts", opts).projected())
 }
 
 // EdgeObjects has the operations on objects that edges lead from or to.
@@ -60,12 +60,12 @@ func (o EdgeObjects[T]) RemoveEdges(ctx context.Context, id ID, which EdgesToRem
 		return EdgeRemoval{}, err
 	}
 	k := newCall(http.MethodPost, "/v1/"+plural+"/"+id.String()+":remove-edges", opts).json(which).repeatable()
-	return fetch[EdgeRemoval](ctx, o.core, k, nil)
+	return fetch[EdgeRemoval](ctx, o.core, k)
 }
 
 // EdgeRemoval reads the progress of a removal.
 func (c *Client) EdgeRemoval(ctx context.Context, id string, opts ...Option) (EdgeRemoval, error) {
-	return fetch[EdgeRemoval](ctx, c.core, newCall(http.MethodGet, "/v1/edge-removals/"+url.PathEscape(id), opts), nil)
+	return fetch[EdgeRemoval](ctx, c.core, newCall(http.MethodGet, "/v1/edge-removals/"+url.PathEscape(id), opts))
 }
 
 // ChildCounts count the children of an object.
@@ -173,7 +173,7 @@ func (u Users) FollowCounts(ctx context.Context, users []ID, opts ...Option) ([]
 		Users []ID `json:"user_ids"`
 	}{users}
 	all, err := fetch[several[FollowCounts]](ctx, u.core,
-		newCall(http.MethodPost, "/v1/users:count", opts).json(body).projected().repeatable(), nil)
+		newCall(http.MethodPost, "/v1/users:count", opts).json(body).projected().repeatable())
 	return all.Items, err
 }
 
@@ -189,7 +189,7 @@ func (m *Mutuals) asOf() time.Time { return m.AsOf }
 // Mutuals lists the users whom user follows and who follow other, newest first.
 func (u Users) Mutuals(ctx context.Context, user, other ID, opts ...Option) (Mutuals, error) {
 	k := newCall(http.MethodGet, "/v1/users/"+user.String()+"/mutuals/"+other.String(), opts)
-	return fetch[Mutuals](ctx, u.core, k.projected(), nil)
+	return fetch[Mutuals](ctx, u.core, k.projected())
 }
 
 // KindList has all kinds of the installation.
@@ -232,7 +232,7 @@ type ChildKind struct {
 
 // Kinds lists the kinds of edges and children that the installation has.
 func (c *Client) Kinds(ctx context.Context, opts ...Option) (KindList, error) {
-	return fetch[KindList](ctx, c.core, newCall(http.MethodGet, "/v1/kinds", opts), nil)
+	return fetch[KindList](ctx, c.core, newCall(http.MethodGet, "/v1/kinds", opts))
 }
 
 // kindsOf returns the kinds that were read last if has accepts them. Otherwise it reads them again.
@@ -243,7 +243,7 @@ func (c *core) kindsOf(ctx context.Context, has func(*KindList) bool) (*KindList
 	if list != nil && has(list) {
 		return list, nil
 	}
-	read, err := fetch[KindList](ctx, c, newCall(http.MethodGet, "/v1/kinds", nil), nil)
+	read, err := fetch[KindList](ctx, c, newCall(http.MethodGet, "/v1/kinds", nil))
 	if err != nil {
 		return nil, err
 	}
@@ -319,7 +319,7 @@ func (d DLQ) List(f DLQFilter, opts ...Option) *List[DeadMessage] {
 
 // Get reads an event with its payload.
 func (d DLQ) Get(ctx context.Context, id ID, opts ...Option) (DeadMessageFull, error) {
-	return fetch[DeadMessageFull](ctx, d.core, newCall(http.MethodGet, dlqPath+"/"+id.String(), opts), nil)
+	return fetch[DeadMessageFull](ctx, d.core, newCall(http.MethodGet, dlqPath+"/"+id.String(), opts))
 }
 
 // Retry puts an event back into the outbox, with a new id after all others. The client does not
@@ -337,5 +337,5 @@ func (d DLQ) act(ctx context.Context, id ID, action, reason string, opts []Optio
 	body := struct {
 		Reason string `json:"reason,omitempty"`
 	}{reason}
-	return fetch[DLQAction](ctx, d.core, newCall(http.MethodPost, dlqPath+"/"+id.String()+":"+action, opts).json(body), nil)
+	return fetch[DLQAction](ctx, d.core, newCall(http.MethodPost, dlqPath+"/"+id.String()+":"+action, opts).json(body))
 }

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"encoding/json"
 	"net/http"
 )
 
@@ -28,7 +29,7 @@ func (c *Client) Call(ctx context.Context, method, path string, body, result any
 	case *[]byte:
 		*result = answered
 	default:
-		if err := decode(nil, answered, result); err != nil {
+		if err := json.Unmarshal(answered, result); err != nil {
 			return a.broken(k, answered, err)
 		}
 	}
