@@ -66,7 +66,7 @@ type server struct {
 	pages       *Pages
 	streams     Streams
 	published   contracts.Names
-	fresh       *freshness
+	freshness   *freshness
 	log         *slog.Logger
 	metrics     *metrics
 	auth        *authenticator
@@ -115,7 +115,7 @@ func New(cfg Config, deps Deps) (*Handler, error) {
 		fleet:     make(map[string]projections.Projection), auth: newAuthenticator(tokens.NewLookup(deps.Tokens)), overlays: newCaps(),
 		same: new(singleflight.Group), cursors: cursors{keys}, problems: newProblemTable(),
 	}
-	s.fresh = &freshness{read: deps.Store.Delivered, log: s.log}
+	s.freshness = &freshness{read: deps.Store.Delivered, log: s.log}
 	for _, p := range deps.Fleet {
 		s.fleet[p.Name()] = p
 	}
@@ -135,7 +135,7 @@ func New(cfg Config, deps Deps) (*Handler, error) {
 	if err := s.router.build(deps.Kinds.Now()); err != nil {
 		return nil, err
 	}
-	return &Handler{Handler: s.router, Ready: s.gate.ready, Look: s.fresh.sample, Run: s.fresh.run}, nil
+	return &Handler{Handler: s.router, Ready: s.gate.ready, Look: s.freshness.sample, Run: s.freshness.run}, nil
 }
 
 // quarter returns a quarter of a pool's connections. It bounds slow work for one caller, so that
@@ -388,11 +388,11 @@ func validRequestID(id string) bool {
 // caller is the sender of a request, with the actor and the trace of its writes.
 type caller struct {
 	tokens.Principal
-	token  string // the name and fingerprint of the token, for audits: the actor is the caller's own word
-	meta   store.Meta
-	fresh  []event.Ref // entities that reads of projections must include
-	answer http.Header
-	naming *naming // of the request's route, or nil
+	token   string // the name and fingerprint of the token, for audits: the actor is the caller's own word
+	meta    store.Meta
+	session []event.Ref // entities that reads of projections must include
+	answer  http.Header
+	naming  *naming // of the request's route, or nil
 }
 
 func callerOf(ctx context.Context) caller {
@@ -446,7 +446,7 @@ func register[I, O any](s *server, r route, handle func(ctx context.Context, in 
 		op.Parameters = metaParameters()
 	}
 	if r.projected {
-		op.Parameters = append(op.Parameters, freshParameters()...)
+		op.Parameters = append(op.Parameters, sessionParameters()...)
 	}
 	for _, status := range []string{"429", "503"} {
 		op.Responses[status].Headers = map[string]*huma.Param{"Retry-After": {Schema: &huma.Schema{Type: huma.TypeInteger},
@@ -676,12 +676,12 @@ func (s *server) caller(r *http.Request, p tokens.Principal) (caller, error) {
 			Detail: fmt.Sprintf("expected 1 to %d bytes of printable UTF-8", store.MaxActorBytes), Header: "Tidings-Actor",
 		})
 	}
-	refs, err := s.freshRefs(p.TenantID, r.Header.Values(tokenHeader))
+	refs, err := s.sessionRefs(p.TenantID, r.Header.Values(tokenHeader))
 	if err != nil {
 		return caller{}, err
 	}
 	h, _ := bearer(r.Header.Get("Authorization"))
-	return caller{Principal: p, token: p.Name + " " + h.Fingerprint(), fresh: refs,
+	return caller{Principal: p, token: p.Name + " " + h.Fingerprint(), session: refs,
 		meta: store.Meta{Actor: actor, TraceParent: traceParentOf(r.Context(), r)}}, nil
 }
 

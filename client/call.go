@@ -50,7 +50,7 @@ type call struct {
 	response     *Response
 	err          error // found before the first attempt
 
-	fresh   bool   // reads a projection, so it carries the session's tokens
+	session bool   // reads a projection, so it carries the session's tokens
 	safe    bool   // may be repeated if the outcome of an attempt is unknown
 	subject string // the entity of the write, for the session; "": the answer's Location
 	unknown bool   // the outcome of an attempt is unknown
@@ -78,7 +78,7 @@ func (k *call) set(name, value string) *call {
 func (k *call) named(n names) *call { k.names = n; return k }
 
 // projected makes the call include the session's writes.
-func (k *call) projected() *call { k.fresh = true; return k }
+func (k *call) projected() *call { k.session = true; return k }
 
 // repeatable lets a POST be repeated.
 func (k *call) repeatable() *call { k.safe = true; return k }
@@ -267,7 +267,7 @@ func (c *core) request(ctx context.Context, k *call) (*http.Request, error) {
 	if c.actor != "" && req.Header.Get("Tidings-Actor") == "" && k.method != http.MethodGet {
 		req.Header.Set("Tidings-Actor", c.actor)
 	}
-	if k.fresh && c.session != nil {
+	if k.session && c.session != nil {
 		if all := c.session.all(); len(all) > 0 {
 			req.Header["Tidings-Token"] = append(req.Header["Tidings-Token"], all...)
 		}

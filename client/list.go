@@ -29,17 +29,17 @@ type List[T any] struct {
 }
 
 // listOf returns the list at a path.
-func listOf[T any](c *core, path string, fresh bool, opts []Option) *List[T] {
-	return lazily[T](c, func(context.Context) (string, names, error) { return path, nil, nil }, fresh, opts)
+func listOf[T any](c *core, path string, session bool, opts []Option) *List[T] {
+	return lazily[T](c, func(context.Context) (string, names, error) { return path, nil, nil }, session, opts)
 }
 
 // lazily returns a list whose path is determined when it is read.
-func lazily[T any](c *core, where func(context.Context) (string, names, error), fresh bool, opts []Option) *List[T] {
+func lazily[T any](c *core, where func(context.Context) (string, names, error), session bool, opts []Option) *List[T] {
 	l := &List[T]{core: c}
 	l.make = func(ctx context.Context) (*call, error) {
 		path, n, err := where(ctx)
 		k := newCall(http.MethodGet, path, opts).named(n)
-		k.fresh = fresh
+		k.session = session
 		return k, err
 	}
 	if len(opts) == 0 {
