@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/url"
+	"slices"
 	"time"
 )
 
@@ -136,23 +137,8 @@ func (c *ObjectCounts) UnmarshalJSON(b []byte) error {
 // The first operation reads the object's name in paths from the API.
 func (c *Client) Objects(object string) EdgeObjects[ObjectCounts] {
 	return EdgeObjects[ObjectCounts]{Objects[ObjectCounts]{c.core, func(ctx context.Context) (string, error) {
-		plural := ""
-		list, err := c.core.kindsOf(ctx, func(l *KindList) bool {
-			for _, o := range l.Objects {
-				if o.Name == object {
-					plural = o.Plural
-				}
-			}
-			return plural != ""
-		})
-		if err != nil || plural != "" {
-			return plural, err
-		}
-		unknown := &UnknownKindError{Kind: object}
-		for _, o := range list.Objects {
-			unknown.Have = append(unknown.Have, o.Name)
-		}
-		return "", unknown
+		_, o, err := kindNamed(ctx, c.core, object, func(l *KindList) []ObjectKind { return l.Objects })
+		return o.Plural, err
 	}}}
 }
 
@@ -235,23 +221,36 @@ func (c *Client) Kinds(ctx context.Context, opts ...Option) (KindList, error) {
 	return fetch[KindList](ctx, c.core, newCall(http.MethodGet, "/v1/kinds", opts))
 }
 
-// kindsOf returns the kinds that were read last if has accepts them. Otherwise it reads them again.
-func (c *core) kindsOf(ctx context.Context, has func(*KindList) bool) (*KindList, error) {
+func (k ObjectKind) kind() string { return k.Name }
+func (k EdgeKind) kind() string   { return k.Name }
+func (k ChildKind) kind() string  { return k.Name }
+
+// kindNamed returns the kind of this name in the list that was read last. If the list does not have
+// the kind, kindNamed reads the list again.
+func kindNamed[K interface{ kind() string }](ctx context.Context, c *core, name string, in func(*KindList) []K) (*KindList, K, error) {
 	c.kinds.mu.Lock()
 	list := c.kinds.list
 	c.kinds.mu.Unlock()
-	if list != nil && has(list) {
-		return list, nil
+	var none K
+	is := func(k K) bool { return k.kind() == name }
+	if list == nil || !slices.ContainsFunc(in(list), is) {
+		read, err := fetch[KindList](ctx, c, newCall(http.MethodGet, "/v1/kinds", nil))
+		if err != nil {
+			return nil, none, err
+		}
+		list = &read
+		c.kinds.mu.Lock()
+		c.kinds.list = list
+		c.kinds.mu.Unlock()
 	}
-	read, err := fetch[KindList](ctx, c, newCall(http.MethodGet, "/v1/kinds", nil))
-	if err != nil {
-		return nil, err
+	unknown := &UnknownKindError{Kind: name}
+	for _, k := range in(list) {
+		if is(k) {
+			return list, k, nil
+		}
+		unknown.Have = append(unknown.Have, k.kind())
 	}
-	c.kinds.mu.Lock()
-	c.kinds.list = &read
-	c.kinds.mu.Unlock()
-	has(&read)
-	return &read, nil
+	return nil, none, unknown
 }
 
 // DLQ has the operations on events that could not be published. They need the role admin.
