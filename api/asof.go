@@ -111,6 +111,6 @@ func (s *server) readProgress(ctx context.Context, tx pgx.Tx, tenant int64, cons
 	if p := s.fleet[consumer]; p != nil {
 		wants = p.Wants
 	}
-	progress.AsOf = s.fresh.of(tenant, wants, progress)
+	progress.AsOf = s.freshness.of(tenant, wants, progress)
 	return progress, nil
 }

@@ -76,8 +76,6 @@ type operation struct {
 	in   any      // the store's input
 	keys []string // operations that share a key keep their order
 	out  BatchOutcome
-
-	naming *naming // the naming of out.Entity, or nil
 }
 
 func (o *operation) refuse(p *Problem) { o.out = BatchOutcome{Status: p.Status, Problem: inBody(p)} }
@@ -136,9 +134,11 @@ const batchDescription = "Each operation fails or succeeds alone, with the statu
 
 // batchRoute registers a route and describes its bodies, because the framework does not read them.
 func (s *server) batchRoute(r route, kinds []kind, example []any) {
-	path := r.path
+	path, n := r.path, r.naming
 	r.naming, r.codes, r.maxBody = nil, writing(codeTooManyOperations), s.cfg.MaxBatchBytes
-	register(s, r, func(ctx context.Context, in *batchInput) (*batchOutput, error) { return s.batch(ctx, path, kinds, in) })
+	register(s, r, func(ctx context.Context, in *batchInput) (*batchOutput, error) {
+		return s.batch(ctx, path, n, kinds, in)
+	})
 	var schemas []*huma.Schema
 	var lines bytes.Buffer
 	for _, k := range kinds {
@@ -178,7 +178,7 @@ func schemaOfOutcome(s *server) *huma.Schema {
 
 // batch splits the body into operations before it writes the first one, and sends the answer while
 // it writes.
-func (s *server) batch(ctx context.Context, path string, kinds []kind, in *batchInput) (*batchOutput, error) {
+func (s *server) batch(ctx context.Context, path string, n *naming, kinds []kind, in *batchInput) (*batchOutput, error) {
 	if in.refused != "" {
 		return nil, s.problems.problem(codeHeaderInvalid, "",
 			FieldError{Detail: "send it in each operation, not as a header", Header: in.refused})
@@ -201,13 +201,14 @@ func (s *server) batch(ctx context.Context, path string, kinds []kind, in *batch
 		_, w := humago.Unwrap(hctx)
 		hctx.SetHeader("Content-Type", media)
 		hctx.SetStatus(http.StatusOK)
-		s.answerBatch(ctx, path, kinds, raws, media == ndjson, w)
+		s.answerBatch(ctx, path, n, kinds, raws, media == ndjson, w)
 	}}, nil
 }
 
 // answerBatch writes the operations and sends their outcomes. It stops when the client stops
 // reading, and writes no further operation then.
-func (s *server) answerBatch(ctx context.Context, path string, kinds []kind, raws [][]byte, lines bool, w http.ResponseWriter) {
+func (s *server) answerBatch(ctx context.Context, path string, n *naming, kinds []kind, raws [][]byte, lines bool,
+	w http.ResponseWriter) {
 	// A client that does not read keeps its place behind the gate until this deadline at most.
 	if deadline, ok := ctx.Deadline(); ok {
 		_ = http.NewResponseController(w).SetWriteDeadline(deadline.Add(batchLinger)) // the writer of a test has no deadline
@@ -237,11 +238,7 @@ func (s *server) answerBatch(ctx context.Context, path string, kinds []kind, raw
 				separator = ","
 			}
 			s.metrics.operations.WithLabelValues(path, op.kind, strconv.Itoa(op.out.Status)).Inc()
-			if op.out.Entity != nil {
-				_ = enc.Encode(op.naming.value(op.out))
-			} else {
-				_ = enc.Encode(op.out)
-			}
+			_ = enc.Encode(n.value(&op.out))
 		}
 		if out.Flush() != nil {
 			return
@@ -416,9 +413,9 @@ func (s *server) takeOperation(ctx context.Context, kinds []kind, raw []byte) *o
 	return op
 }
 
-// takeApart decodes an operation with the kind's names.
-func (s *server) takeApart(n *naming, raw []byte, op any) error {
-	if err := n.decode(raw, op); err != nil { // the schema does not limit a version to 64 bits
+// takeApart decodes an operation.
+func (s *server) takeApart(raw []byte, op any) error {
+	if err := json.Unmarshal(raw, op); err != nil { // the schema does not limit a version to 64 bits
 		return s.problems.problem(codeValidation, "validation failed", FieldError{Detail: err.Error(), Pointer: "#/if_match"})
 	}
 	return nil

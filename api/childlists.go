@@ -130,10 +130,9 @@ func (c *childRoutes) listRoutes() {
 }
 
 func (c *childRoutes) values(rows []event.Child) []any {
-	items, bodies := make([]any, len(rows)), make([]childBody, len(rows))
+	items := make([]any, len(rows))
 	for i, row := range rows {
-		bodies[i] = childBodyOf(row)
-		items[i] = c.value(&bodies[i])
+		items[i] = c.value(childBodyOf(row))
 	}
 	return items
 }
@@ -298,7 +297,7 @@ func (c *childRoutes) summary(ctx context.Context, in *UnderPath) (*anyOutput, e
 	if sum.LastAt != nil {
 		out.LastActivityAt = &event.Time{Time: *sum.LastAt}
 	}
-	return &anyOutput{Body: c.value(out)}, nil
+	return &anyOutput{Body: c.value(&out)}, nil
 }
 
 func (c *childRoutes) versionRoute() {
@@ -344,7 +343,7 @@ func (c *childRoutes) versions(ctx context.Context, in *childVersionsInput) (*an
 			item.Actor, child.AuthorID, child.Body, child.Attributes = "", 0, "", nil
 		}
 		item.Child = c.value(child)
-		items[i] = c.value(item)
+		items[i] = c.value(&item)
 	}
 	return &anyOutput{Body: entityVersions{Items: items, Next: next, AsOf: asOf}}, nil
 }

@@ -39,7 +39,7 @@ type childSettings struct {
 
 // settings returns the settings of an object as answers show them.
 func (c *childRoutes) settings(t event.Thread) any {
-	v := childSettings{Object: t.PostID, Locked: t.Locked, Premoderated: t.Premoderate, Title: t.Title, Version: t.Version}
+	v := &childSettings{Object: t.PostID, Locked: t.Locked, Premoderated: t.Premoderate, Title: t.Title, Version: t.Version}
 	if t.Version > 0 {
 		v.UpdatedAt = &t.UpdatedAt
 	}
@@ -238,7 +238,7 @@ func (c *childRoutes) settingsVersions(ctx context.Context, in *settingsVersions
 	}
 	items := make([]any, len(rows))
 	for i, v := range rows {
-		items[i] = c.value(settingsVersion{infoOf(v, v.Object.Version), c.settings(v.Object)})
+		items[i] = c.value(&settingsVersion{infoOf(v, v.Object.Version), c.settings(v.Object)})
 	}
 	return &anyOutput{Body: settingsVersions{Items: items, Next: next}}, nil
 }

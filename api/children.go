@@ -40,8 +40,8 @@ type childBody struct {
 	AsOf    *event.Time `json:"as_of,omitempty" format:"date-time" doc:"The answer includes every write that had committed by this time, except parked and scheduled events."`
 }
 
-func childBodyOf(c event.Child) childBody {
-	v := childBody{
+func childBodyOf(c event.Child) *childBody {
+	v := &childBody{
 		ID: c.ID, Object: c.Parent, ParentID: c.ReplyTo, AuthorID: c.AuthorID, Slug: c.Slug, Body: c.Body,
 		State: c.State(), Version: c.Version, CreatedAt: c.CreatedAt, UpdatedAt: c.UpdatedAt, Attributes: c.Attributes,
 	}
@@ -451,7 +451,7 @@ func (c *childRoutes) batchRoutes() {
 
 func (c *childRoutes) takeCreate(ctx context.Context, raw []byte) (any, []string, error) {
 	var op childOperation
-	if err := c.takeApart(c.naming, raw, &op); err != nil {
+	if err := c.takeApart(raw, c.value(&op)); err != nil {
 		return nil, nil, err
 	}
 	object, err := c.parseID("#/"+c.of("object_id"), string(op.Object))
@@ -475,7 +475,7 @@ func (c *childRoutes) takeCreate(ctx context.Context, raw []byte) (any, []string
 
 // takeChange reads an operation on a child, and the version in its if_match.
 func (c *childRoutes) takeChange(raw []byte) (op childOperation, version int64, err error) {
-	if err = c.takeApart(c.naming, raw, &op); err == nil && op.IfMatch == nil {
+	if err = c.takeApart(raw, c.value(&op)); err == nil && op.IfMatch == nil {
 		err = c.problems.problem(codeIfMatchMissing, "")
 	}
 	return op, int64(*cmp.Or(op.IfMatch, new(ifMatch))), err
@@ -518,7 +518,7 @@ func (c *childRoutes) batchDelete(ctx context.Context, ops []*operation) error {
 func (c *childRoutes) outcome(ctx context.Context, op *operation, o store.ChildOutcome, status int) {
 	out := BatchOutcome{Status: status, Replayed: o.Replayed}
 	if status != http.StatusNoContent {
-		out.Entity, op.naming = c.value(childBodyOf(o.Child)), c.naming
+		out.Entity = c.value(childBodyOf(o.Child))
 	}
 	c.done(ctx, op, c.refused(o.Err), o.Child.Ref(c.k.Name), out)
 }

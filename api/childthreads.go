@@ -117,7 +117,7 @@ func (c *childRoutes) nest(rows []event.Child, below string) (nodes []any, other
 	for len(rows) > 0 && strings.HasPrefix(rows[0].Path, below) {
 		node := childBodyOf(rows[0])
 		node.Replies, rows = c.nest(rows[1:], rows[0].Path+"/")
-		nodes = append(nodes, c.value(&node))
+		nodes = append(nodes, c.value(node))
 	}
 	return nodes, rows
 }
@@ -141,5 +141,5 @@ func (c *childRoutes) bySlug(ctx context.Context, in *slugInput) (*anyOutput, er
 	}
 	body := childBodyOf(child)
 	body.Thread, body.AsOf = thread, &asOf
-	return &anyOutput{Body: c.value(&body)}, nil // no ETag: the version covers neither the thread nor as_of
+	return &anyOutput{Body: c.value(body)}, nil // no ETag: the version covers neither the thread nor as_of
 }

@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"reflect"
 	"slices"
+	"strings"
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/jackc/pgx/v5"
@@ -46,8 +48,8 @@ type pastEdge struct {
 	Attributes   json.RawMessage `json:"attributes,omitempty"`
 }
 
-func edgeBodyOf(e event.Edge) edgeBody {
-	return edgeBody{
+func edgeBodyOf(e event.Edge) *edgeBody {
+	return &edgeBody{
 		From: e.From, To: e.To, Status: e.Status, Version: e.Version,
 		CreatedAt: e.CreatedAt, PositionedAt: e.PositionedAt, UpdatedAt: e.UpdatedAt, Attributes: e.Attributes,
 	}
@@ -400,7 +402,7 @@ func (e *edgeRoutes) batchRoutes() {
 
 func (e *edgeRoutes) take(ctx context.Context, raw []byte) (any, []string, error) {
 	var op edgeOperation
-	if err := e.takeApart(e.naming, raw, &op); err != nil {
+	if err := e.takeApart(raw, e.value(&op)); err != nil {
 		return nil, nil, err
 	}
 	from, err := e.parseID("#/"+e.of("from_id"), string(op.From))
@@ -426,7 +428,6 @@ func (e *edgeRoutes) batchPut(ctx context.Context, ops []*operation) error {
 		}
 		e.done(ctx, op, e.refused(o.Err, "#/attributes"), o.Edge.Ref(e.k.Name),
 			BatchOutcome{Status: status, Entity: e.value(edgeBodyOf(o.Edge))})
-		op.naming = e.naming
 	})
 }
 
@@ -470,7 +471,7 @@ func (e *edgeRoutes) check(ctx context.Context, in *edgeCheckInput) (*anyOutput,
 	pairs, items := make([]followercounts.Pair, len(body.Pairs)), make([]any, len(body.Pairs))
 	for i, raw := range body.Pairs {
 		var p edgePair
-		err := e.decode(raw, &p)
+		err := json.Unmarshal(raw, e.value(&p))
 		if err == nil {
 			pairs[i].From, err = e.parseID(fmt.Sprintf("#/pairs/%d/%s", i, e.of("from_id")), string(p.From))
 		}
@@ -487,7 +488,7 @@ func (e *edgeRoutes) check(ctx context.Context, in *edgeCheckInput) (*anyOutput,
 			return err
 		}
 		for i, r := range all {
-			item := edgeRelation{From: pairs[i].From, To: pairs[i].To, Active: r.There}
+			item := &edgeRelation{From: pairs[i].From, To: pairs[i].To, Active: r.There}
 			if e.k.From == e.k.To {
 				item.Reversed = &r.Back
 			}
@@ -526,9 +527,7 @@ func (e *edgeRoutes) versions(ctx context.Context, in *edgeVersionsInput) (*anyO
 	}
 	items := make([]any, len(rows))
 	for i, v := range rows {
-		f := v.Object
-		items[i] = e.value(edgeVersion{infoOf(v, f.Version), e.value(pastEdge{From: f.From, To: f.To, Status: f.Status, Version: f.Version,
-			CreatedAt: f.CreatedAt, PositionedAt: f.PositionedAt, UpdatedAt: f.UpdatedAt, Attributes: f.Attributes})})
+		items[i] = e.value(&edgeVersion{infoOf(v, v.Object.Version), e.value(edgeBodyOf(v.Object))})
 	}
 	return &anyOutput{Body: entityVersions{Items: items, Next: next, AsOf: asOf}}, nil
 }
@@ -547,23 +546,25 @@ type direction struct {
 
 // ObjectPath names the object that the answer or the request is about.
 type ObjectPath struct {
-	ID id `path:"owner_id" doc:"The object."`
+	ID id `path:"owner_id" doc:"The {object}."`
 }
 
 // ownerNaming returns the naming of a route about an object of this type.
 func ownerNaming(object string) *naming {
-	return &naming{names: map[string]string{"owner_id": object + "_id"}, texts: map[string]string{"owner_id": "The " + object + "."}}
+	return &naming{names: map[string]string{"owner_id": object + "_id"}, nouns: strings.NewReplacer("{object}", object)}
 }
 
 type edgesInput struct {
 	ObjectPath
 	Page
+	query url.Values
 }
 
-type filteredInput struct {
-	ObjectPath
-	Page
-	Filter map[string]string `query:"filter,deepObject"`
+// Resolve keeps the query, which may have the kind's filter.
+func (in *edgesInput) Resolve(ctx huma.Context) []error {
+	u := ctx.URL()
+	in.query = u.Query()
+	return nil
 }
 
 func (e *edgeRoutes) listRoutes() {
@@ -577,7 +578,11 @@ func (e *edgeRoutes) listRoutes() {
 		r.tag = capital(e.kinds.Objects[d.of])
 		r.projected, r.codes = true, []string{codeCursorInvalid}
 		r.naming = ownerNaming(d.of)
-		r.naming.names["object_id"], r.naming.filters = d.to+"_id", filters(e.k) // object_id: of an item
+		r.naming.names["object_id"] = d.to + "_id" // of an item
+		if name, ok := e.k.Filter(); ok && d.name == listReverse {
+			r.naming.filter = &huma.Param{Name: name, In: "query", Description: "Only edges with this attribute.",
+				Schema: attributesSchema(e.k.Attributes, changed).Properties[name]}
+		}
 		if name, ok := e.words.schemas["EdgeList"]; ok {
 			r.answer = e.api.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[EdgeList](), true, name)
 		} else {
@@ -585,37 +590,19 @@ func (e *edgeRoutes) listRoutes() {
 			item := e.server.schema(e.title+end, r.naming, edgeItem{}, e.attributes(answered))
 			r.answer = e.schema(end+"s", entityList{}, func(s *huma.Schema) { s.Properties["items"].Items = item })
 		}
-		if len(r.naming.filters) > 0 && d.name == listReverse {
-			register(e.server, r, func(ctx context.Context, in *filteredInput) (*anyOutput, error) {
-				return e.list(ctx, d, r.naming, in.ID.ID, in.Page, in.Filter)
-			})
-			continue
-		}
-		r.naming.filters = nil
-		register(e.server, r, func(ctx context.Context, in *edgesInput) (*anyOutput, error) {
-			return e.list(ctx, d, r.naming, in.ID.ID, in.Page, nil)
-		})
+		register(e.server, r, func(ctx context.Context, in *edgesInput) (*anyOutput, error) { return e.list(ctx, d, r.naming, in) })
 	}
 }
 
-// filters returns the schemas of the attributes by which the reverse list can be filtered.
-func filters(k kinds.Edge) map[string]*huma.Schema {
-	all := make(map[string]*huma.Schema)
-	schema := attributesSchema(k.Attributes, changed)
-	for _, name := range k.Filters() {
-		all[name] = schema.Properties[name]
-	}
-	return all
-}
-
-func (e *edgeRoutes) list(ctx context.Context, d direction, n *naming, of event.ID, in Page, filter map[string]string) (*anyOutput, error) {
-	for name, value := range filter {
-		if schema := n.filters[name]; schema == nil || !slices.Contains(schema.Enum, any(value)) {
+func (e *edgeRoutes) list(ctx context.Context, d direction, n *naming, in *edgesInput) (*anyOutput, error) {
+	var filter string
+	if p := n.filter; p != nil {
+		if filter = in.query.Get(p.Name); filter != "" && !slices.Contains(p.Schema.Enum, any(filter)) {
 			return nil, e.problems.problem(codeValidation, "validation failed",
-				FieldError{Detail: fmt.Sprintf("expected one of %v", schema.Enum), Parameter: name})
+				FieldError{Detail: fmt.Sprintf("expected one of %v", p.Schema.Enum), Parameter: p.Name})
 		}
 	}
-	page, err := e.readList(ctx, d, of, in, filter)
+	page, err := e.readList(ctx, d, in.ID.ID, in.Page, filter)
 	if err != nil {
 		return nil, err
 	}
@@ -624,7 +611,7 @@ func (e *edgeRoutes) list(ctx context.Context, d direction, n *naming, of event.
 	}
 	items := make([]any, len(page.Items))
 	for i, item := range page.Items {
-		items[i] = n.value(edgeItem{Object: item.UserID, PositionedAt: item.PositionedAt, Attributes: item.attributes})
+		items[i] = n.value(&edgeItem{Object: item.UserID, PositionedAt: item.PositionedAt, Attributes: item.attributes})
 	}
 	return &anyOutput{Body: entityList{Items: items, Next: page.Next, AsOf: page.AsOf}}, nil
 }

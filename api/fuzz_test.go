@@ -96,7 +96,7 @@ func FuzzTidingsToken(f *testing.F) {
 		f.Add(header)
 	}
 	f.Fuzz(func(t *testing.T, header string) {
-		refs, err := s.freshRefs(1, []string{header})
+		refs, err := s.sessionRefs(1, []string{header})
 		var p *Problem
 		if err != nil {
 			if !errors.As(err, &p) || p.Code != codeHeaderInvalid || p.Errors[0].Header != tokenHeader {
@@ -105,7 +105,7 @@ func FuzzTidingsToken(f *testing.F) {
 			return
 		}
 		parts := strings.Split(header, ",")
-		if len(refs) > maxFreshRefs || len(refs) != len(parts) {
+		if len(refs) > maxSessionRefs || len(refs) != len(parts) {
 			t.Fatalf("%q: %d refs", header, len(refs))
 		}
 		for _, part := range parts {

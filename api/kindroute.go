@@ -2,11 +2,8 @@ package api
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"maps"
-	"net/http"
-	"net/url"
 	"reflect"
 	"regexp"
 	"slices"
@@ -14,7 +11,6 @@ import (
 	"sync"
 
 	"github.com/danielgtaylor/huma/v2"
-	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/kinds"
@@ -29,12 +25,11 @@ import (
 
 // naming translates the names of an archetype to those of one kind.
 type naming struct {
-	names   map[string]string       // the kind's names by the archetype's
-	texts   map[string]string       // descriptions of parameters by the archetype's names
-	filters map[string]*huma.Schema // parameters of the query, which the framework reads as members of its parameter filter
-	nouns   *strings.Replacer       // in descriptions, or nil: {a child}, {children}, {an object}, ...
-	prose   *strings.Replacer       // in titles of problems, or nil
-	shapes  sync.Map                // reflect.Type to reflect.Type
+	names  map[string]string // the kind's names by the archetype's
+	filter *huma.Param       // of the query: an attribute, or nil
+	nouns  *strings.Replacer // in descriptions, or nil: {a child}, {children}, {an object}, ...
+	prose  *strings.Replacer // in titles of problems, or nil
+	shapes sync.Map          // reflect.Type to reflect.Type
 }
 
 func edgeNaming(k kinds.Edge) *naming {
@@ -161,50 +156,29 @@ func (n *naming) of(name string) string {
 	return cmp.Or(n.names[name], name)
 }
 
-// value returns the struct v, or the struct that v points to, with the kind's names for its members
-// in JSON. Structs within it keep their names. A pointer costs no copy.
+// value returns v, a pointer to a struct, as a pointer to the same struct with the kind's names in
+// JSON. Encode or decode what it returns. Structs within the struct keep their names.
 func (n *naming) value(v any) any {
 	of := reflect.ValueOf(v)
-	if of.Kind() == reflect.Pointer {
-		return of.Convert(reflect.PointerTo(n.shape(of.Type().Elem()))).Interface()
-	}
-	return of.Convert(n.shape(of.Type())).Interface()
+	return of.Convert(reflect.PointerTo(n.shape(of.Type().Elem()))).Interface()
 }
 
-// decode reads JSON with the kind's names into the struct that v points to.
-func (n *naming) decode(data []byte, v any) error {
-	of := reflect.TypeOf(v).Elem()
-	shaped := reflect.New(n.shape(of))
-	if err := json.Unmarshal(data, shaped.Interface()); err != nil {
-		return err
-	}
-	reflect.ValueOf(v).Elem().Set(shaped.Elem().Convert(of))
-	return nil
-}
-
-// shape returns the type of t with the kind's names in its tags. Go converts between the two types.
+// shape returns the type of t with the kind's names in its tags.
 func (n *naming) shape(t reflect.Type) reflect.Type {
+	if n == nil {
+		return t
+	}
 	if shape, ok := n.shapes.Load(t); ok {
 		return shape.(reflect.Type)
 	}
 	fields := make([]reflect.StructField, t.NumField())
 	for i := range fields {
 		fields[i] = t.Field(i)
-		name, options, _ := strings.Cut(fields[i].Tag.Get("json"), ",")
-		if renamed, ok := n.names[name]; ok {
-			was, is := fmt.Sprintf("json:%q", joined(name, options)), fmt.Sprintf("json:%q", joined(renamed, options))
-			fields[i].Tag = reflect.StructTag(strings.Replace(string(fields[i].Tag), was, is, 1))
-		}
+		name, _, _ := strings.Cut(fields[i].Tag.Get("json"), ",")
+		fields[i].Tag = reflect.StructTag(strings.Replace(string(fields[i].Tag), `json:"`+name, `json:"`+n.of(name), 1))
 	}
 	shape, _ := n.shapes.LoadOrStore(t, reflect.StructOf(fields))
 	return shape.(reflect.Type)
-}
-
-func joined(name, options string) string {
-	if options == "" {
-		return name
-	}
-	return name + "," + options
 }
 
 // path returns a route's path with the kind's names for its parameters.
@@ -218,58 +192,26 @@ func (n *naming) path(path string) string {
 	return path
 }
 
-// enter renames the parameters of a request to the archetype's names, by which the framework reads
-// them.
-func (n *naming) enter(ctx huma.Context, next func(huma.Context)) {
-	r, _ := humago.Unwrap(ctx)
-	for name, renamed := range n.names {
-		if v := r.PathValue(renamed); v != "" {
-			r.SetPathValue(name, v)
-		}
-	}
-	if r.URL.RawQuery != "" {
-		query, other := make(url.Values), false
-		for given, values := range r.URL.Query() {
-			name := n.inQuery(given)
-			query[name], other = values, other || name != given
-		}
-		if other {
-			u := *r.URL
-			u.RawQuery = query.Encode()
-			r.URL = &u
-		}
-	}
-	next(ctx)
+// namedContext has the parameters of a request by the archetype's names, by which the framework
+// reads them.
+type namedContext struct {
+	anyContext
+	*naming
 }
 
-// strange marks a parameter that has one of the framework's own names. The framework does not know
-// the marked name, so it refuses the parameter like any other unknown one.
-const strange = "?"
+type anyContext = huma.Context // a field of this name leaves the method Context alone
 
-// inQuery returns the framework's name for a parameter of the query.
-func (n *naming) inQuery(name string) string {
-	for archetype, renamed := range n.names {
-		if name == renamed {
-			return archetype
-		}
-	}
-	switch {
-	case n.filters[name] != nil:
-		return "filter[" + name + "]"
-	case n.names[name] != "" || strings.HasPrefix(name, "filter["):
-		return strange + name
-	}
-	return name
-}
+func (c namedContext) Param(name string) string { return c.anyContext.Param(c.of(name)) }
+func (c namedContext) Query(name string) string { return c.anyContext.Query(c.of(name)) }
+func (c namedContext) Unwrap() huma.Context     { return c.anyContext }
 
 // document describes the parameters of an operation with the kind's names.
 func (n *naming) document(op *huma.Operation) {
 	if n == nil {
 		return
 	}
-	op.Parameters = slices.DeleteFunc(op.Parameters, func(p *huma.Param) bool { return p.Name == "filter" })
 	for _, p := range op.Parameters {
-		if text := cmp.Or(n.texts[p.Name], n.text(p.Description)); text != p.Description {
+		if text := n.text(p.Description); text != p.Description {
 			p.Description, p.Schema.Description = text, text
 		}
 		p.Name = n.of(p.Name)
@@ -279,9 +221,8 @@ func (n *naming) document(op *huma.Operation) {
 			h.Description, h.Schema.Description = n.text(h.Description), n.text(h.Schema.Description)
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(n.filters)) {
-		op.Parameters = append(op.Parameters, &huma.Param{Name: name, In: "query", Schema: n.filters[name],
-			Description: "Only edges with this attribute."})
+	if n.filter != nil {
+		op.Parameters = append(op.Parameters, n.filter)
 	}
 }
 
@@ -308,22 +249,8 @@ func (n *naming) tell(p *Problem) {
 	}
 	p.Title = n.title(p.Title)
 	for i := range p.Errors {
-		unknown, ok := strings.CutPrefix(p.Errors[i].Parameter, strange)
-		if p.Errors[i].Parameter = n.of(unknown); ok {
-			p.Errors[i].Parameter = unknown
-		}
+		p.Errors[i].Parameter = n.of(p.Errors[i].Parameter)
 	}
-}
-
-const namingKey = "naming" // of an operation's metadata
-
-// namingOf returns the naming of a request's operation, or nil.
-func namingOf(ctx huma.Context) *naming {
-	if op := ctx.Operation(); op != nil {
-		n, _ := op.Metadata[namingKey].(*naming)
-		return n
-	}
-	return nil
 }
 
 // camel turns "direct_message" into "DirectMessage", as names of schemas are usually written.
@@ -344,15 +271,9 @@ func (s *server) schema(name string, n *naming, of any, change ...func(*huma.Sch
 	if _, taken := registry.Map()[name]; taken {
 		panic(fmt.Sprintf("api: two schemas are called %s", name)) // see build
 	}
-	schema := huma.SchemaFromType(registry, reflect.TypeOf(of))
-	properties := make(map[string]*huma.Schema, len(schema.Properties))
-	for member, property := range schema.Properties {
+	schema := huma.SchemaFromType(registry, n.shape(reflect.TypeOf(of)))
+	for _, property := range schema.Properties {
 		property.Description = n.text(property.Description)
-		properties[n.of(member)] = property
-	}
-	schema.Properties = properties
-	for i, member := range schema.Required {
-		schema.Required[i] = n.of(member)
 	}
 	for _, f := range change {
 		f(schema)
@@ -449,16 +370,6 @@ func jsonBody(schema *huma.Schema, required bool) *huma.RequestBody {
 
 // operation returns a registered operation of the document.
 func (s *server) operation(method, path string) *huma.Operation {
-	item := s.api.OpenAPI().Paths[path]
-	switch method {
-	case http.MethodGet:
-		return item.Get
-	case http.MethodPut:
-		return item.Put
-	case http.MethodPost:
-		return item.Post
-	case http.MethodPatch:
-		return item.Patch
-	}
-	return item.Delete
+	all := operationsAt(s.api.OpenAPI().Paths[path])
+	return all[slices.IndexFunc(all, func(op *huma.Operation) bool { return op.Method == method })]
 }

@@ -63,7 +63,7 @@ func newMetrics(reg prometheus.Registerer, truth *store.Store, consumers []strin
 	}
 	returned := prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Name: "tidings_thread_archive_returned_threads_total",
-		Help: "Threads whose return from the archive this process completed. Sum all API processes and archivers.",
+		Help: "Threads whose return from the shelf this process completed. Sum all API processes and archivers.",
 	}, func() float64 { return float64(truth.ThreadsReturned()) })
 	reg.MustRegister(m.requests, m.seconds, m.overlaid, m.limited, m.operations, m.shed, returned)
 	return m

@@ -23,7 +23,7 @@ func TestWhatOneCallerDoesRefusesNoOther(t *testing.T) {
 	f := openWith(t, cfg, testkit.Logger(t))
 	f.want(t, 201, "PUT", "/v1/follows/1/42", "")
 	// which no consumer applies: none runs
-	fresh := "Tidings-Token: " + f.want(t, 201, "PUT", "/v1/follows/7/42", "").Header.Get("Tidings-Token")
+	session := "Tidings-Token: " + f.want(t, 201, "PUT", "/v1/follows/7/42", "").Header.Get("Tidings-Token")
 	comment := f.want(t, 201, "POST", "/v1/posts/1/comments", `{"author_id":"1","body":"x"}`).text("comment_id")
 	other := f
 	other.token = f.newToken(t, tenant+1, "other", tokens.Roles()...)
@@ -43,7 +43,7 @@ func TestWhatOneCallerDoesRefusesNoOther(t *testing.T) {
 			if client%2 == 0 {
 				path += fmt.Sprint("?limit=", 1+client)
 			}
-			return f.do(t, "GET", path, "", fresh)
+			return f.do(t, "GET", path, "", session)
 		}, 20},
 		"writers of one comment": {200, func(client, n int) answer {
 			return f.do(t, "PATCH", "/v1/comments/"+comment, fmt.Sprintf(`{"body":"%d %d"}`, client, n), "If-Match: *")

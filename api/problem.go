@@ -163,7 +163,7 @@ func problemKinds() []problemKind {
 		{Code: codeUnavailable, Status: 503, Title: "A database is unavailable; retry"},
 		{Code: codeErasing, Status: 503, Title: "An erasure of the tenant has not finished; retry the export of these edges after it",
 			is: store.ErrErasing},
-		{Code: codeThreadReturning, Status: 503, Title: "The thread is long and still returns from the archive; retry",
+		{Code: codeThreadReturning, Status: 503, Title: "The thread is long and still returns from the shelf; retry",
 			is: store.ErrThreadReturning},
 	}
 }

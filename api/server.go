@@ -66,7 +66,7 @@ type server struct {
 	pages       *Pages
 	streams     Streams
 	published   contracts.Names
-	fresh       *freshness
+	freshness   *freshness
 	log         *slog.Logger
 	metrics     *metrics
 	auth        *authenticator
@@ -115,7 +115,7 @@ func New(cfg Config, deps Deps) (*Handler, error) {
 		fleet:     make(map[string]projections.Projection), auth: newAuthenticator(tokens.NewLookup(deps.Tokens)), overlays: newCaps(),
 		same: new(singleflight.Group), cursors: cursors{keys}, problems: newProblemTable(),
 	}
-	s.fresh = &freshness{read: deps.Store.Delivered, log: s.log}
+	s.freshness = &freshness{read: deps.Store.Delivered, log: s.log}
 	for _, p := range deps.Fleet {
 		s.fleet[p.Name()] = p
 	}
@@ -135,7 +135,7 @@ func New(cfg Config, deps Deps) (*Handler, error) {
 	if err := s.router.build(deps.Kinds.Now()); err != nil {
 		return nil, err
 	}
-	return &Handler{Handler: s.router, Ready: s.gate.ready, Look: s.fresh.sample, Run: s.fresh.run}, nil
+	return &Handler{Handler: s.router, Ready: s.gate.ready, Look: s.freshness.sample, Run: s.freshness.run}, nil
 }
 
 // quarter returns a quarter of a pool's connections. It bounds slow work for one caller, so that
@@ -147,11 +147,10 @@ func (s *server) routes() error {
 	jsonFormat := huma.Format{Marshal: huma.DefaultJSONFormat.Marshal, Unmarshal: strictJSON}
 	s.mux = http.NewServeMux()
 	s.api = humago.New(verbMux{s.mux}, huma.Config{
-		OpenAPI:                      newOpenAPI(),
-		Formats:                      map[string]huma.Format{"application/json": jsonFormat, "json": jsonFormat}, // the latter: any +json
-		DefaultFormat:                "application/json",
-		RejectUnknownQueryParameters: true,
-		Transformers:                 []huma.Transformer{s.transform},
+		OpenAPI:       newOpenAPI(),
+		Formats:       map[string]huma.Format{"application/json": jsonFormat, "json": jsonFormat}, // the latter: any +json
+		DefaultFormat: "application/json",
+		Transformers:  []huma.Transformer{s.transform},
 	})
 	s.relationRoutes()
 	s.dlqRoutes()
@@ -389,10 +388,11 @@ func validRequestID(id string) bool {
 // caller is the sender of a request, with the actor and the trace of its writes.
 type caller struct {
 	tokens.Principal
-	token  string // the name and fingerprint of the token, for audits: the actor is the caller's own word
-	meta   store.Meta
-	fresh  []event.Ref // entities that reads of projections must include
-	answer http.Header
+	token   string // the name and fingerprint of the token, for audits: the actor is the caller's own word
+	meta    store.Meta
+	session []event.Ref // entities that reads of projections must include
+	answer  http.Header
+	naming  *naming // of the request's route, or nil
 }
 
 func callerOf(ctx context.Context) caller {
@@ -446,7 +446,7 @@ func register[I, O any](s *server, r route, handle func(ctx context.Context, in 
 		op.Parameters = metaParameters()
 	}
 	if r.projected {
-		op.Parameters = append(op.Parameters, freshParameters()...)
+		op.Parameters = append(op.Parameters, sessionParameters()...)
 	}
 	for _, status := range []string{"429", "503"} {
 		op.Responses[status].Headers = map[string]*huma.Param{"Retry-After": {Schema: &huma.Schema{Type: huma.TypeInteger},
@@ -456,10 +456,6 @@ func register[I, O any](s *server, r route, handle func(ctx context.Context, in 
 		op.Responses[fmt.Sprint(status)] = &huma.Response{Description: what}
 	}
 	op.Middlewares = huma.Middlewares{func(ctx huma.Context, next func(huma.Context)) { s.guard(ctx, r, next) }}
-	if r.naming != nil {
-		op.Metadata = map[string]any{namingKey: r.naming}
-		op.Middlewares = append(op.Middlewares, r.naming.enter)
-	}
 	s.metrics.begin(r.path, r.method, r.status)
 	huma.Register(s.api, op, func(ctx context.Context, in *I) (*O, error) {
 		out, err := handleOnce(ctx, s, r, in, handle)
@@ -513,15 +509,12 @@ func (s *server) toProblem(ctx context.Context, err error) error {
 // transform turns errors of the framework into problems of the table, and gives every problem the
 // request's id.
 func (s *server) transform(ctx huma.Context, _ string, v any) (any, error) {
-	switch e := v.(type) {
-	case *huma.ErrorModel:
-		p := s.problems.fromHuma(e)
-		namingOf(ctx).tell(p)
+	if e, ok := v.(*huma.ErrorModel); ok {
+		v = s.problems.fromHuma(e)
+	}
+	if p, ok := v.(*Problem); ok {
+		callerOf(ctx.Context()).naming.tell(p)
 		p.RequestID = requestID(ctx.Context())
-		return p, nil
-	case *Problem:
-		namingOf(ctx).tell(e)
-		e.RequestID = requestID(ctx.Context())
 	}
 	return v, nil
 }
@@ -540,32 +533,22 @@ func (s *server) guard(hctx huma.Context, op route, next func(huma.Context)) {
 // verifies the token again after it. The request is outside the gate only while its body arrives
 // and while its answer is sent.
 func (s *server) pass(hctx huma.Context, op route, w http.ResponseWriter, r *http.Request, next func(huma.Context)) error {
-	ctx := hctx.Context()
-	p, err := s.principal(ctx, w, r)
-	ex := exchangeOf(ctx)
-	ex.tenant, ex.token = p.TenantID, p.Name
+	ctx, hasBody := hctx.Context(), hctx.Operation().RequestBody != nil
+	var c caller
+	token := func() (err error) { c.Principal, err = s.principal(ctx, w, r); return err }
+	role := func() error { return s.checkRole(c.Principal, op) }
+	err := inOrder(token,
+		func() error {
+			ex := exchangeOf(ctx)
+			ex.tenant, ex.token = c.TenantID, c.Name
+			return s.limitRequest(w.Header(), c.Principal, op)
+		},
+		role,
+		func() (err error) { c, err = s.caller(r, c.Principal); return err },
+		func() error { return s.checkIntegers(hctx) },
+		func() error { return s.checkMedia(w, r, hctx.Operation()) })
 	if err != nil {
 		return err
-	}
-	if err := s.limitRequest(w.Header(), p, op); err != nil {
-		return err
-	}
-	if err := s.checkRole(p, op); err != nil {
-		return err
-	}
-	c, err := s.caller(r, p)
-	if err != nil {
-		return err
-	}
-	c.answer = w.Header()
-	if err := s.checkIntegers(hctx); err != nil {
-		return err
-	}
-	hasBody := hctx.Operation().RequestBody != nil
-	if hasBody {
-		if err := s.checkMedia(w, r, hctx.Operation()); err != nil {
-			return err
-		}
 	}
 	present := s.gate.arrived.Hold(c.TenantID, "")
 	defer present.Release()
@@ -591,14 +574,43 @@ func (s *server) pass(hctx huma.Context, op route, w http.ResponseWriter, r *htt
 		rec.visit = v
 	}
 	if hasBody {
-		if c.Principal, err = s.principal(ctx, w, r); err != nil {
-			return err
+		err = inOrder(token, role)
+	}
+	if err == nil {
+		err = s.checkNames(r.URL.Query(), hctx.Operation())
+	}
+	if err != nil {
+		return err
+	}
+	c.answer, c.naming = w.Header(), op.naming
+	next(huma.WithValue(namedContext{hctx, op.naming}, callerKey, c))
+	return nil
+}
+
+// checkNames refuses a query with parameters that the operation does not have.
+func (s *server) checkNames(query url.Values, op *huma.Operation) error {
+	for _, p := range op.Parameters {
+		if p.In == "query" {
+			delete(query, p.Name)
 		}
-		if err := s.checkRole(c.Principal, op); err != nil {
+	}
+	if len(query) == 0 {
+		return nil
+	}
+	p := s.problems.problem(codeValidation, "validation failed")
+	for _, name := range slices.Sorted(maps.Keys(query)) {
+		p.Errors = append(p.Errors, FieldError{Detail: "unknown query parameter", Parameter: name})
+	}
+	return p
+}
+
+// inOrder makes the checks until one fails.
+func inOrder(checks ...func() error) error {
+	for _, check := range checks {
+		if err := check(); err != nil {
 			return err
 		}
 	}
-	next(huma.WithValue(hctx, callerKey, c))
 	return nil
 }
 
@@ -664,12 +676,12 @@ func (s *server) caller(r *http.Request, p tokens.Principal) (caller, error) {
 			Detail: fmt.Sprintf("expected 1 to %d bytes of printable UTF-8", store.MaxActorBytes), Header: "Tidings-Actor",
 		})
 	}
-	refs, err := s.freshRefs(p.TenantID, r.Header.Values(tokenHeader))
+	refs, err := s.sessionRefs(p.TenantID, r.Header.Values(tokenHeader))
 	if err != nil {
 		return caller{}, err
 	}
 	h, _ := bearer(r.Header.Get("Authorization"))
-	return caller{Principal: p, token: p.Name + " " + h.Fingerprint(), fresh: refs,
+	return caller{Principal: p, token: p.Name + " " + h.Fingerprint(), session: refs,
 		meta: store.Meta{Actor: actor, TraceParent: traceParentOf(r.Context(), r)}}, nil
 }
 
@@ -692,7 +704,7 @@ func (s *server) checkIntegers(hctx huma.Context) error {
 // checkMedia refuses a body with a content coding, or of a type that the operation does not take. A
 // body without a type is JSON.
 func (s *server) checkMedia(w http.ResponseWriter, r *http.Request, op *huma.Operation) error {
-	if r.ContentLength == 0 {
+	if op.RequestBody == nil || r.ContentLength == 0 {
 		return nil
 	}
 	for _, coding := range r.Header.Values("Content-Encoding") {

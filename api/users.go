@@ -52,12 +52,12 @@ type edgeCursor struct {
 }
 
 // readList reads a page of a list, from memory if it is kept.
-func (e *edgeRoutes) readList(ctx context.Context, d direction, of event.ID, in Page, filter map[string]string) (EdgeList, error) {
+func (e *edgeRoutes) readList(ctx context.Context, d direction, of event.ID, in Page, filter string) (EdgeList, error) {
 	tenant := callerOf(ctx).TenantID
 	l := list{tenant: tenant, name: d.of + " " + d.list, of: of}
-	var value string
-	for name, v := range filter { // a kind has one filter at most
-		l.name, value = l.name+" "+name+"="+v, v
+	if filter != "" {
+		name, _ := e.k.Filter()
+		l.name += " " + name + "=" + filter
 	}
 	var after *followercounts.EdgeCursor
 	if in.Cursor != "" {
@@ -78,7 +78,7 @@ func (e *edgeRoutes) readList(ctx context.Context, d direction, of event.ID, in 
 	var rows []followercounts.Edge
 	progress, err := e.readProjection(ctx, tenant, followercounts.Name, func(tx pgx.Tx) (err error) {
 		if d.name == listReverse {
-			rows, err = followercounts.Incoming(ctx, tx, e.k, of, value, after, in.Limit+1)
+			rows, err = followercounts.Incoming(ctx, tx, e.k, of, filter, after, in.Limit+1)
 		} else {
 			rows, err = followercounts.Outgoing(ctx, tx, e.k, of, after, in.Limit+1)
 		}

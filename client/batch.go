@@ -430,7 +430,7 @@ func (b *batch[T]) outcome(line []byte, op *sent[T]) (out Outcome[T], err error)
 	}
 	if entity, ok := members[b.entity]; ok {
 		out.Entity = new(T)
-		if err := decode(b.names, entity, out.Entity); err != nil {
+		if err := b.names.decode(entity, out.Entity); err != nil {
 			return out, err
 		}
 	}

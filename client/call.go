@@ -50,11 +50,11 @@ type call struct {
 	response     *Response
 	err          error // found before the first attempt
 
-	fresh   bool   // reads a projection, so it carries the session's tokens
+	session bool   // reads a projection, so it carries the session's tokens
 	safe    bool   // may be repeated if the outcome of an attempt is unknown
 	subject string // the entity of the write, for the session; "": the answer's Location
 	unknown bool   // the outcome of an attempt is unknown
-	names   names  // of the kind, for a problem's current entity
+	names   names  // of the kind
 }
 
 func newCall(method, path string, opts []Option) *call {
@@ -78,7 +78,7 @@ func (k *call) set(name, value string) *call {
 func (k *call) named(n names) *call { k.names = n; return k }
 
 // projected makes the call include the session's writes.
-func (k *call) projected() *call { k.fresh = true; return k }
+func (k *call) projected() *call { k.session = true; return k }
 
 // repeatable lets a POST be repeated.
 func (k *call) repeatable() *call { k.safe = true; return k }
@@ -117,13 +117,53 @@ func etag(version int64) string { return `"` + strconv.FormatInt(version, 10) + 
 // A nil names changes none.
 type names map[string]string
 
+// decode decodes JSON with the kind's names into v, which has the archetype's.
+func (n names) decode(data []byte, v any) error { return json.Unmarshal(n.rename(data), v) }
+
+// rename replaces the names of members, except those within attributes, which the kind chose.
+func (n names) rename(data []byte) []byte {
+	if n == nil || !json.Valid(data) {
+		return data
+	}
+	out, depth, attributes := make([]byte, 0, len(data)), 0, 0 // attributes: the depth of this member, or 0 outside of it
+	for len(data) > 0 {
+		text, rest := data[:1], data[1:]
+		switch data[0] {
+		case '{', '[':
+			depth++
+		case '}', ']':
+			if depth--; depth <= attributes {
+				attributes = 0
+			}
+		case '"':
+			end := 1
+			for ; data[end] != '"'; end++ {
+				if data[end] == '\\' {
+					end++
+				}
+			}
+			text, rest = data[:end+1], bytes.TrimLeft(data[end+1:], " \n\t\r")
+			if name := string(data[1:end]); bytes.HasPrefix(rest, []byte(":")) && (attributes == 0 || depth <= attributes) {
+				if name == "attributes" {
+					attributes = depth
+				}
+				if as, ok := n[name]; ok {
+					text = []byte(`"` + as + `"`)
+				}
+			}
+		}
+		out, data = append(out, text...), rest
+	}
+	return out
+}
+
 // fetch sends the call and decodes its result.
-func fetch[T any](ctx context.Context, c *core, k *call, n names) (v T, err error) {
-	body, a, err := c.do(ctx, k.named(n))
+func fetch[T any](ctx context.Context, c *core, k *call) (v T, err error) {
+	body, a, err := c.do(ctx, k)
 	if err != nil {
 		return v, err
 	}
-	if err = decode(n, body, &v); err != nil {
+	if err = k.names.decode(body, &v); err != nil {
 		return v, a.broken(k, body, err)
 	}
 	if k.response != nil {
@@ -227,7 +267,7 @@ func (c *core) request(ctx context.Context, k *call) (*http.Request, error) {
 	if c.actor != "" && req.Header.Get("Tidings-Actor") == "" && k.method != http.MethodGet {
 		req.Header.Set("Tidings-Actor", c.actor)
 	}
-	if k.fresh && c.session != nil {
+	if k.session && c.session != nil {
 		if all := c.session.all(); len(all) > 0 {
 			req.Header["Tidings-Token"] = append(req.Header["Tidings-Token"], all...)
 		}

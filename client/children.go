@@ -109,7 +109,7 @@ func ask[T any, C Versioned, N, D, V any](ctx context.Context, c Children[C, N, 
 		var none T
 		return none, err
 	}
-	return fetch[T](ctx, c.core, of(kind), kind.names)
+	return fetch[T](ctx, c.core, of(kind).named(kind.names))
 }
 
 // where returns a function that finds the path of a list of the kind.
@@ -364,36 +364,15 @@ type AnyChildren struct {
 // the API has no such kind.
 func (c *Client) Children(kind string) AnyChildren {
 	find := func(ctx context.Context) (childKind, error) {
-		var k childKind
-		list, err := c.core.kindsOf(ctx, func(l *KindList) bool { return l.child(kind, &k) })
+		list, k, err := kindNamed(ctx, c.core, kind, func(l *KindList) []ChildKind { return l.Children })
 		if err != nil {
-			return k, err
+			return childKind{}, err
 		}
-		if k.name == "" {
-			return k, &UnknownKindError{kind, list.childNames()}
-		}
-		k.names = names{k.name + "_id": "child_id", k.parent + "_id": "object_id", k.name: "child"}
-		return k, nil
+		return childKind{name: k.Name, plural: k.Plural, parent: k.Parent, parentPath: list.plural(k.Parent),
+			names: names{k.Name + "_id": "child_id", k.Parent + "_id": "object_id", k.Name: "child"}}, nil
 	}
 	all := Children[Child, NewChild, ChildEdit, ChildVersion]{c.core, find}
 	return AnyChildren{ThreadedChildren[Child, NewChild, ChildEdit, ChildVersion]{all}}
-}
-
-func (l *KindList) child(name string, k *childKind) bool {
-	for _, c := range l.Children {
-		if c.Name == name {
-			*k = childKind{name: c.Name, plural: c.Plural, parent: c.Parent, parentPath: l.plural(c.Parent)}
-			return true
-		}
-	}
-	return false
-}
-
-func (l *KindList) childNames() (all []string) {
-	for _, c := range l.Children {
-		all = append(all, c.Name)
-	}
-	return all
 }
 
 // Summary counts the children of an object.

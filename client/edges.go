@@ -101,14 +101,14 @@ func (e Edges[E, R, V]) send(ctx context.Context, method string, from, to ID, bo
 		var none E
 		return none, err
 	}
-	k := newCall(method, kind.path(from, to), opts)
+	k := newCall(method, kind.path(from, to), opts).named(kind.names)
 	if body != nil {
 		k.json(body)
 	}
 	for _, f := range change {
 		f(k)
 	}
-	return fetch[E](ctx, e.core, k, kind.names)
+	return fetch[E](ctx, e.core, k)
 }
 
 // Get reads an edge from the truth. If it does not exist, IsNotFound reports true for the error.
@@ -152,7 +152,7 @@ func (e Edges[E, R, V]) Check(ctx context.Context, pairs []Pair, opts ...Option)
 		body.Pairs[i] = map[string]ID{kind.ends[0]: p.From, kind.ends[1]: p.To}
 	}
 	k := newCall(http.MethodPost, "/v1/"+kind.plural+":check", opts).json(body).projected().repeatable()
-	all, err := fetch[several[R]](ctx, e.core, k, kind.names)
+	all, err := fetch[several[R]](ctx, e.core, k.named(kind.names))
 	return all.Items, err
 }
 
@@ -210,15 +210,16 @@ type AnyEdges struct {
 // the API has no such kind.
 func (c *Client) Edges(kind string) AnyEdges {
 	find := func(ctx context.Context) (edgeKind, error) {
-		var k edgeKind
-		list, err := c.core.kindsOf(ctx, func(l *KindList) bool { return l.edge(kind, &k) })
+		list, e, err := kindNamed(ctx, c.core, kind, func(l *KindList) []EdgeKind { return l.Edges })
+		if err == nil && len(e.Ends) != 2 {
+			err = &UnknownKindError{Kind: kind}
+		}
 		if err != nil {
-			return k, err
+			return edgeKind{}, err
 		}
-		if k.name == "" {
-			return k, &UnknownKindError{kind, list.edgeNames()}
-		}
-		k.names = names{k.ends[0]: "from_id", k.ends[1]: "to_id", k.name: "edge"}
+		k := edgeKind{name: e.Name, plural: e.Plural, ends: [2]string(e.Ends), from: e.From, to: e.To,
+			fromPath: list.plural(e.From), toPath: list.plural(e.To), forward: e.Forward, reverse: e.Reverse, self: e.From == e.To,
+			names: names{e.Ends[0]: "from_id", e.Ends[1]: "to_id", e.Name: "edge"}}
 		if k.name == followKind.name {
 			k.names["following"], k.names["followed_by"] = "active", "reversed"
 		}
@@ -237,25 +238,6 @@ func (a AnyEdges) Forward(of ID, opts ...Option) *List[Entry] {
 // those with one value of an attribute.
 func (a AnyEdges) Reverse(of ID, opts ...Option) *List[Entry] {
 	return lazily[Entry](a.core, a.reverse(of), true, opts)
-}
-
-// edge finds a kind of edges.
-func (l *KindList) edge(name string, k *edgeKind) bool {
-	for _, e := range l.Edges {
-		if e.Name == name && len(e.Ends) == 2 {
-			*k = edgeKind{name: e.Name, plural: e.Plural, ends: [2]string(e.Ends), from: e.From, to: e.To,
-				fromPath: l.plural(e.From), toPath: l.plural(e.To), forward: e.Forward, reverse: e.Reverse, self: e.From == e.To}
-			return true
-		}
-	}
-	return false
-}
-
-func (l *KindList) edgeNames() (all []string) {
-	for _, e := range l.Edges {
-		all = append(all, e.Name)
-	}
-	return all
 }
 
 // plural returns the plural of an object, which is its name in paths.

@@ -113,7 +113,7 @@ func (p *Problem) CurrentAs(v any) error {
 	if err := json.Unmarshal(p.Current, v); err != nil || p.names == nil {
 		return err
 	}
-	return decode(p.names, p.Current, v)
+	return p.names.decode(p.Current, v)
 }
 
 // AnswerError is an answer that does not come from the API, for example a proxy's page, or that is

@@ -22,28 +22,25 @@ func (p *Page[T]) asOf() time.Time { return p.AsOf }
 // concurrent use.
 type List[T any] struct {
 	core   *core
-	make   func(ctx context.Context) (*call, names, error)
+	make   func(ctx context.Context) (*call, error)
 	begun  string // the Cursor in the options
 	cursor string
 	asOf   time.Time
 }
 
 // listOf returns the list at a path.
-func listOf[T any](c *core, path string, fresh bool, opts []Option) *List[T] {
-	return lazily[T](c, func(context.Context) (string, names, error) { return path, nil, nil }, fresh, opts)
+func listOf[T any](c *core, path string, session bool, opts []Option) *List[T] {
+	return lazily[T](c, func(context.Context) (string, names, error) { return path, nil, nil }, session, opts)
 }
 
 // lazily returns a list whose path is determined when it is read.
-func lazily[T any](c *core, where func(context.Context) (string, names, error), fresh bool, opts []Option) *List[T] {
+func lazily[T any](c *core, where func(context.Context) (string, names, error), session bool, opts []Option) *List[T] {
 	l := &List[T]{core: c}
-	l.make = func(ctx context.Context) (*call, names, error) {
+	l.make = func(ctx context.Context) (*call, error) {
 		path, n, err := where(ctx)
-		if err != nil {
-			return nil, nil, err
-		}
-		k := newCall(http.MethodGet, path, opts)
-		k.fresh = fresh
-		return k, n, nil
+		k := newCall(http.MethodGet, path, opts).named(n)
+		k.session = session
+		return k, err
 	}
 	if len(opts) == 0 {
 		return l
@@ -65,18 +62,18 @@ func (l *List[T]) AsOf() time.Time { return l.asOf }
 
 // First reads one page, beginning at the cursor.
 func (l *List[T]) First(ctx context.Context) (Page[T], error) {
-	k, n, err := l.make(ctx)
+	k, err := l.make(ctx)
 	if err != nil {
 		return Page[T]{}, err
 	}
-	return fetch[Page[T]](ctx, l.core, k, n)
+	return fetch[Page[T]](ctx, l.core, k)
 }
 
 // Pages reads the list page by page. After an error it yields nothing more.
 func (l *List[T]) Pages(ctx context.Context) iter.Seq2[Page[T], error] {
 	return func(yield func(Page[T], error) bool) {
 		for {
-			k, n, err := l.make(ctx)
+			k, err := l.make(ctx)
 			var page Page[T]
 			if err == nil {
 				if l.cursor != l.begun { // skip and around are for the first page only
@@ -84,7 +81,7 @@ func (l *List[T]) Pages(ctx context.Context) iter.Seq2[Page[T], error] {
 					k.query.Del("around")
 				}
 				Query("cursor", l.cursor)(k)
-				page, err = fetch[Page[T]](ctx, l.core, k, n)
+				page, err = fetch[Page[T]](ctx, l.core, k)
 			}
 			if err != nil {
 				yield(Page[T]{}, err)

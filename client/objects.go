@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/url"
+	"slices"
 	"time"
 )
 
@@ -25,7 +26,7 @@ func (o Objects[T]) Counts(ctx context.Context, id ID, opts ...Option) (T, error
 		var none T
 		return none, err
 	}
-	return fetch[T](ctx, o.core, newCall(http.MethodGet, "/v1/"+plural+"/"+id.String()+"/counts", opts).projected(), nil)
+	return fetch[T](ctx, o.core, newCall(http.MethodGet, "/v1/"+plural+"/"+id.String()+"/counts", opts).projected())
 }
 
 // EdgeObjects has the operations on objects that edges lead from or to.
@@ -60,12 +61,12 @@ func (o EdgeObjects[T]) RemoveEdges(ctx context.Context, id ID, which EdgesToRem
 		return EdgeRemoval{}, err
 	}
 	k := newCall(http.MethodPost, "/v1/"+plural+"/"+id.String()+":remove-edges", opts).json(which).repeatable()
-	return fetch[EdgeRemoval](ctx, o.core, k, nil)
+	return fetch[EdgeRemoval](ctx, o.core, k)
 }
 
 // EdgeRemoval reads the progress of a removal.
 func (c *Client) EdgeRemoval(ctx context.Context, id string, opts ...Option) (EdgeRemoval, error) {
-	return fetch[EdgeRemoval](ctx, c.core, newCall(http.MethodGet, "/v1/edge-removals/"+url.PathEscape(id), opts), nil)
+	return fetch[EdgeRemoval](ctx, c.core, newCall(http.MethodGet, "/v1/edge-removals/"+url.PathEscape(id), opts))
 }
 
 // ChildCounts count the children of an object.
@@ -136,23 +137,8 @@ func (c *ObjectCounts) UnmarshalJSON(b []byte) error {
 // The first operation reads the object's name in paths from the API.
 func (c *Client) Objects(object string) EdgeObjects[ObjectCounts] {
 	return EdgeObjects[ObjectCounts]{Objects[ObjectCounts]{c.core, func(ctx context.Context) (string, error) {
-		plural := ""
-		list, err := c.core.kindsOf(ctx, func(l *KindList) bool {
-			for _, o := range l.Objects {
-				if o.Name == object {
-					plural = o.Plural
-				}
-			}
-			return plural != ""
-		})
-		if err != nil || plural != "" {
-			return plural, err
-		}
-		unknown := &UnknownKindError{Kind: object}
-		for _, o := range list.Objects {
-			unknown.Have = append(unknown.Have, o.Name)
-		}
-		return "", unknown
+		_, o, err := kindNamed(ctx, c.core, object, func(l *KindList) []ObjectKind { return l.Objects })
+		return o.Plural, err
 	}}}
 }
 
@@ -173,7 +159,7 @@ func (u Users) FollowCounts(ctx context.Context, users []ID, opts ...Option) ([]
 		Users []ID `json:"user_ids"`
 	}{users}
 	all, err := fetch[several[FollowCounts]](ctx, u.core,
-		newCall(http.MethodPost, "/v1/users:count", opts).json(body).projected().repeatable(), nil)
+		newCall(http.MethodPost, "/v1/users:count", opts).json(body).projected().repeatable())
 	return all.Items, err
 }
 
@@ -189,7 +175,7 @@ func (m *Mutuals) asOf() time.Time { return m.AsOf }
 // Mutuals lists the users whom user follows and who follow other, newest first.
 func (u Users) Mutuals(ctx context.Context, user, other ID, opts ...Option) (Mutuals, error) {
 	k := newCall(http.MethodGet, "/v1/users/"+user.String()+"/mutuals/"+other.String(), opts)
-	return fetch[Mutuals](ctx, u.core, k.projected(), nil)
+	return fetch[Mutuals](ctx, u.core, k.projected())
 }
 
 // KindList has all kinds of the installation.
@@ -232,26 +218,39 @@ type ChildKind struct {
 
 // Kinds lists the kinds of edges and children that the installation has.
 func (c *Client) Kinds(ctx context.Context, opts ...Option) (KindList, error) {
-	return fetch[KindList](ctx, c.core, newCall(http.MethodGet, "/v1/kinds", opts), nil)
+	return fetch[KindList](ctx, c.core, newCall(http.MethodGet, "/v1/kinds", opts))
 }
 
-// kindsOf returns the kinds that were read last if has accepts them. Otherwise it reads them again.
-func (c *core) kindsOf(ctx context.Context, has func(*KindList) bool) (*KindList, error) {
+func (k ObjectKind) kind() string { return k.Name }
+func (k EdgeKind) kind() string   { return k.Name }
+func (k ChildKind) kind() string  { return k.Name }
+
+// kindNamed returns the kind of this name in the list that was read last. If the list does not have
+// the kind, kindNamed reads the list again.
+func kindNamed[K interface{ kind() string }](ctx context.Context, c *core, name string, in func(*KindList) []K) (*KindList, K, error) {
 	c.kinds.mu.Lock()
 	list := c.kinds.list
 	c.kinds.mu.Unlock()
-	if list != nil && has(list) {
-		return list, nil
+	var none K
+	is := func(k K) bool { return k.kind() == name }
+	if list == nil || !slices.ContainsFunc(in(list), is) {
+		read, err := fetch[KindList](ctx, c, newCall(http.MethodGet, "/v1/kinds", nil))
+		if err != nil {
+			return nil, none, err
+		}
+		list = &read
+		c.kinds.mu.Lock()
+		c.kinds.list = list
+		c.kinds.mu.Unlock()
 	}
-	read, err := fetch[KindList](ctx, c, newCall(http.MethodGet, "/v1/kinds", nil), nil)
-	if err != nil {
-		return nil, err
+	unknown := &UnknownKindError{Kind: name}
+	for _, k := range in(list) {
+		if is(k) {
+			return list, k, nil
+		}
+		unknown.Have = append(unknown.Have, k.kind())
 	}
-	c.kinds.mu.Lock()
-	c.kinds.list = &read
-	c.kinds.mu.Unlock()
-	has(&read)
-	return &read, nil
+	return nil, none, unknown
 }
 
 // DLQ has the operations on events that could not be published. They need the role admin.
@@ -319,7 +318,7 @@ func (d DLQ) List(f DLQFilter, opts ...Option) *List[DeadMessage] {
 
 // Get reads an event with its payload.
 func (d DLQ) Get(ctx context.Context, id ID, opts ...Option) (DeadMessageFull, error) {
-	return fetch[DeadMessageFull](ctx, d.core, newCall(http.MethodGet, dlqPath+"/"+id.String(), opts), nil)
+	return fetch[DeadMessageFull](ctx, d.core, newCall(http.MethodGet, dlqPath+"/"+id.String(), opts))
 }
 
 // Retry puts an event back into the outbox, with a new id after all others. The client does not
@@ -337,5 +336,5 @@ func (d DLQ) act(ctx context.Context, id ID, action, reason string, opts []Optio
 	body := struct {
 		Reason string `json:"reason,omitempty"`
 	}{reason}
-	return fetch[DLQAction](ctx, d.core, newCall(http.MethodPost, dlqPath+"/"+id.String()+":"+action, opts).json(body), nil)
+	return fetch[DLQAction](ctx, d.core, newCall(http.MethodPost, dlqPath+"/"+id.String()+":"+action, opts).json(body))
 }

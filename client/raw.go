@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"encoding/json"
 	"net/http"
 )
 
@@ -13,7 +14,7 @@ import (
 func (c *Client) Call(ctx context.Context, method, path string, body, result any, opts ...Option) error {
 	k := newCall(method, path, opts)
 	k.safe = method != http.MethodPost || k.header.Get("Idempotency-Key") != ""
-	if k.fresh = method == http.MethodGet; !k.fresh && method == http.MethodPost {
+	if k.session = method == http.MethodGet; !k.session && method == http.MethodPost {
 		k.subject = "" // the answer's Location names the created entity
 	}
 	if body != nil {
@@ -28,7 +29,7 @@ func (c *Client) Call(ctx context.Context, method, path string, body, result any
 	case *[]byte:
 		*result = answered
 	default:
-		if err := decode(nil, answered, result); err != nil {
+		if err := json.Unmarshal(answered, result); err != nil {
 			return a.broken(k, answered, err)
 		}
 	}

@@ -69,7 +69,7 @@ func NewShelver(pool *pgxpool.Pool, after func(context.Context) (time.Duration, 
 		comments: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_thread_archive_comments_total",
 			Help: "Comments moved to the shelf."}),
 		returned: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_thread_archive_returned_threads_total",
-			Help: "Threads whose return from the archive this process completed. Sum all API processes and archivers."}),
+			Help: "Threads whose return from the shelf this process completed. Sum all API processes and archivers."}),
 	}
 	if reg != nil {
 		for _, c := range []prometheus.Collector{m.threads, m.comments, m.returned} {

@@ -2140,7 +2140,7 @@ export type DeleteCommentErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
-     * `thread-returning`: The thread is long and still returns from the archive; retry.
+     * `thread-returning`: The thread is long and still returns from the shelf; retry.
      */
     503: Problem;
 };
@@ -2311,7 +2311,7 @@ export type EditCommentErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
-     * `thread-returning`: The thread is long and still returns from the archive; retry.
+     * `thread-returning`: The thread is long and still returns from the shelf; retry.
      */
     503: Problem;
 };
@@ -2408,7 +2408,7 @@ export type ModerateCommentErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
-     * `thread-returning`: The thread is long and still returns from the archive; retry.
+     * `thread-returning`: The thread is long and still returns from the shelf; retry.
      */
     503: Problem;
 };
@@ -2975,7 +2975,7 @@ export type CreateMessageErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
-     * `thread-returning`: The thread is long and still returns from the archive; retry.
+     * `thread-returning`: The thread is long and still returns from the shelf; retry.
      */
     503: Problem;
 };
@@ -5266,7 +5266,7 @@ export type DeleteMessageErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
-     * `thread-returning`: The thread is long and still returns from the archive; retry.
+     * `thread-returning`: The thread is long and still returns from the shelf; retry.
      */
     503: Problem;
 };
@@ -5437,7 +5437,7 @@ export type EditMessageErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
-     * `thread-returning`: The thread is long and still returns from the archive; retry.
+     * `thread-returning`: The thread is long and still returns from the shelf; retry.
      */
     503: Problem;
 };
@@ -6262,7 +6262,7 @@ export type CreateCommentErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
-     * `thread-returning`: The thread is long and still returns from the archive; retry.
+     * `thread-returning`: The thread is long and still returns from the shelf; retry.
      */
     503: Problem;
 };
@@ -7288,7 +7288,7 @@ export type CreateReviewErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
-     * `thread-returning`: The thread is long and still returns from the archive; retry.
+     * `thread-returning`: The thread is long and still returns from the shelf; retry.
      */
     503: Problem;
 };
@@ -7450,7 +7450,7 @@ export type DeleteReviewErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
-     * `thread-returning`: The thread is long and still returns from the archive; retry.
+     * `thread-returning`: The thread is long and still returns from the shelf; retry.
      */
     503: Problem;
 };
@@ -7621,7 +7621,7 @@ export type EditReviewErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
-     * `thread-returning`: The thread is long and still returns from the archive; retry.
+     * `thread-returning`: The thread is long and still returns from the shelf; retry.
      */
     503: Problem;
 };

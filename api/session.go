@@ -20,14 +20,14 @@ import (
 )
 
 const (
-	tokenHeader  = "Tidings-Token"
-	maxFreshRefs = 64 // entities that the tokens of a read may name
+	tokenHeader    = "Tidings-Token"
+	maxSessionRefs = 64 // entities that the tokens of a read may name
 	// how long a read waits for the projection before it takes the entities from the truth
-	freshWait = 200 * time.Millisecond
+	sessionWait = 200 * time.Millisecond
 	// for rows that the projection's consumer is writing; less than deadlock_timeout, so that the
 	// read gives way to the consumer
-	freshLock  = "500ms"
-	freshLimit = 2 * time.Second // for all tries, if the consumer holds these rows each time
+	sessionLock  = "500ms"
+	sessionLimit = 2 * time.Second // for all tries, if the consumer holds these rows each time
 )
 
 // WriteToken is part of every answer to a write.
@@ -46,8 +46,8 @@ func (s *server) tokenOf(ctx context.Context, ref event.Ref) (WriteToken, error)
 
 func tokenList(tenant int64) list { return list{tenant: tenant, name: "write token"} }
 
-// freshRefs reads the tokens of a request.
-func (s *server) freshRefs(tenant int64, headers []string) ([]event.Ref, error) {
+// sessionRefs reads the tokens of a request.
+func (s *server) sessionRefs(tenant int64, headers []string) ([]event.Ref, error) {
 	var all []event.Ref
 	for _, header := range headers {
 		for token := range strings.SplitSeq(header, ",") {
@@ -59,24 +59,24 @@ func (s *server) freshRefs(tenant int64, headers []string) ([]event.Ref, error) 
 			all = append(all, refs...)
 		}
 	}
-	if len(all) > maxFreshRefs {
+	if len(all) > maxSessionRefs {
 		return nil, s.problems.problem(codeHeaderInvalid, "",
-			FieldError{Detail: fmt.Sprintf("expected tokens of at most %d writes", maxFreshRefs), Header: tokenHeader})
+			FieldError{Detail: fmt.Sprintf("expected tokens of at most %d writes", maxSessionRefs), Header: tokenHeader})
 	}
 	return all, nil
 }
 
-// freshParameters describes the header that every read of a projection takes.
-func freshParameters() []*huma.Param {
+// sessionParameters describes the header that every read of a projection takes.
+func sessionParameters() []*huma.Param {
 	return []*huma.Param{{Name: tokenHeader, In: "header", Schema: &huma.Schema{Type: huma.TypeString}, Description: fmt.Sprintf(
 		"Tokens of writes, separated by commas, for at most %d entities: the answer includes these writes, regardless of the lag.",
-		maxFreshRefs)}}
+		maxSessionRefs)}}
 }
 
 // mustSee returns the entities of the request's tokens that the consumer applies.
 func (s *server) mustSee(ctx context.Context, consumer string) []event.Ref {
 	var refs []event.Ref
-	for _, r := range callerOf(ctx).fresh {
+	for _, r := range callerOf(ctx).session {
 		if s.fleet[consumer].Wants(r.Type) {
 			refs = append(refs, r)
 		}
@@ -93,11 +93,11 @@ var (
 // same tokens, share one answer.
 func handleOnce[I, O any](ctx context.Context, s *server, r route, in *I, handle func(context.Context, *I) (*O, error)) (*O, error) {
 	c := callerOf(ctx)
-	if r.method != http.MethodGet || len(c.fresh) == 0 || r.streams {
+	if r.method != http.MethodGet || len(c.session) == 0 || r.streams {
 		return handle(ctx, in)
 	}
 	mine := false
-	out, err, _ := s.same.Do(fmt.Sprint(c.TenantID, c.Roles, exchangeOf(ctx).target, c.fresh), func() (any, error) {
+	out, err, _ := s.same.Do(fmt.Sprint(c.TenantID, c.Roles, exchangeOf(ctx).target, c.session), func() (any, error) {
 		mine = true
 		return handle(ctx, in)
 	})
@@ -110,26 +110,26 @@ func handleOnce[I, O any](ctx context.Context, s *server, r route, in *I, handle
 
 // readProjection runs fn, which reads a projection, in a transaction of the tenant, on one
 // snapshot. The snapshot includes the writes whose tokens the request has. readProjection waits up
-// to freshWait until the projection has applied them, and then reads as if it had (readAsIf). If
-// the consumer holds the same rows, it tries again until freshLimit. The reads of a tenant that
+// to sessionWait until the projection has applied them, and then reads as if it had (readAsIf). If
+// the consumer holds the same rows, it tries again until sessionLimit. The reads of a tenant that
 // wait or overlay have a quarter of the connections. So a paused consumer slows down only the
 // tenants that send tokens.
 func (s *server) readProjection(ctx context.Context, tenant int64, consumer string,
 	fn func(tx pgx.Tx) error) (progress consumers.Progress, err error) {
 	refs := s.mustSee(ctx, consumer)
 	start := time.Now()
-	for wait := 5 * time.Millisecond; ; wait = min(2*wait, freshWait) {
+	for wait := 5 * time.Millisecond; ; wait = min(2*wait, sessionWait) {
 		progress, err = s.readOnce(ctx, tenant, consumer, refs, fn)
 		if !errors.Is(err, errBehind) {
 			return progress, err
 		}
 		took := time.Since(start)
-		if took >= freshWait {
+		if took >= sessionWait {
 			progress, err = s.readAsIf(ctx, tenant, consumer, refs, fn)
-			if took >= freshLimit || !postgres.IsLockTimeout(err) && !postgres.IsConcurrency(err) {
+			if took >= sessionLimit || !postgres.IsLockTimeout(err) && !postgres.IsConcurrency(err) {
 				return progress, err
 			}
-			wait = freshWait // the consumer held these rows, and may have applied the writes now
+			wait = sessionWait // the consumer held these rows, and may have applied the writes now
 		}
 		if err := work.Sleep(ctx, wait); err != nil {
 			return progress, err
@@ -191,7 +191,7 @@ func (s *server) readAsIf(ctx context.Context, tenant int64, consumer string, re
 	}
 	s.metrics.overlaid.WithLabelValues(consumer).Inc()
 	err = postgres.InTenant(ctx, s.projections, tenant, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(tx pgx.Tx) (err error) {
-		if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout = '`+freshLock+`'`); err != nil {
+		if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout = '`+sessionLock+`'`); err != nil {
 			return err
 		}
 		if progress, err = s.readProgress(ctx, tx, tenant, consumer); err != nil {
