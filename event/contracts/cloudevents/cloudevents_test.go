@@ -26,7 +26,7 @@ import (
 // sample returns an event of the type, with the golden message's payload if there is one.
 func sample(t *testing.T, n int, typ contracts.Type) event.Event {
 	t.Helper()
-	e := event.Event{ID: "5b0f6a52-7d9c-4f0a-9d39-0a3c8a1f0001", TenantID: 1, AggregateType: typ.Kind, AggregateID: int64(n + 1),
+	e := event.Event{ID: "5b0f6a52-7d9c-4f0a-9d39-0a3c8a1f0001", TenantID: 1, AggregateType: typ.Kind, AggregateID: event.IDOf(n + 1),
 		Type: typ.Event, Version: 1, OutboxID: int64(n),
 		OccurredAt:  time.Date(2026, 5, 1, 12, 30, 0, 123456000, time.UTC),
 		TraceParent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", Payload: json.RawMessage(`{"version":1}`)}
