@@ -49,7 +49,7 @@ func (Projection) Reached(context.Context, pgx.Tx, []event.Ref) (bool, error) { 
 type text struct {
 	TenantID       int64
 	Kind, Child    string
-	Object, Author int64
+	Object, Author event.ID
 	Day            string
 	Version        int64
 	Counts         bool
@@ -57,7 +57,7 @@ type text struct {
 }
 
 func textOf(tenant int64, kind string, c *event.Child) *text {
-	return &text{tenant, kind, c.ID, int64(c.Parent), int64(c.AuthorID), c.CreatedAt.UTC().Format(time.DateOnly), c.Version,
+	return &text{tenant, kind, c.ID, c.Parent, c.AuthorID, c.CreatedAt.UTC().Format(time.DateOnly), c.Version,
 		c.AuthorState == event.AuthorActive, string([]rune(c.Body)[:min(20, len([]rune(c.Body)))])}
 }
 
@@ -108,7 +108,8 @@ func (p Projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) 
 			newest[key{t.TenantID, t.Kind, t.Child}] = t
 		}
 	}
-	var tenants, objects, authors, versions []int64
+	var tenants, versions []int64
+	var objects, authors []event.ID
 	var kinds, children, days, begins []string
 	var counts []bool
 	for _, t := range newest {
@@ -193,9 +194,10 @@ func (p Projection) Verify(ctx context.Context, truth, projection *pgxpool.Pool,
 		}
 	}
 	type day struct {
-		TenantID, Author int64
-		Day              string
-		Want, Got        int64
+		TenantID  int64
+		Author    event.ID
+		Day       string
+		Want, Got int64
 	}
 	for d, err := range projections.Rows[day](ctx, projection, daysSQL, nil) {
 		if err != nil {
@@ -244,7 +246,7 @@ func (p Projection) Repair(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, 
 func (p Projection) repairKeys(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, tenant int64, keys []projections.Key) error {
 	var refs []event.Ref
 	var kinds, children []string
-	var authors []int64
+	var authors []event.ID
 	for _, k := range keys {
 		if k.Child == "" {
 			authors = append(authors, k.Other)
@@ -262,10 +264,10 @@ func (p Projection) repairKeys(ctx context.Context, tx pgx.Tx, truth *pgxpool.Po
 		if err != nil {
 			return err
 		}
-		authors = append(authors, int64(c.AuthorID))
+		authors = append(authors, c.AuthorID)
 	}
 	rows, _ := tx.Query(ctx, dropSQL, pgx.StrictNamedArgs{"tenant": tenant, "kinds": kinds, "children": children})
-	of, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	of, err := pgx.CollectRows(rows, pgx.RowTo[event.ID])
 	if err != nil {
 		return err
 	}
