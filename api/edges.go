@@ -596,8 +596,8 @@ func (e *edgeRoutes) listRoutes() {
 
 func (e *edgeRoutes) list(ctx context.Context, d direction, n *naming, in *edgesInput) (*anyOutput, error) {
 	var filter string
-	if p := n.filter; p != nil && in.query.Has(p.Name) {
-		if filter = in.query.Get(p.Name); !slices.Contains(p.Schema.Enum, any(filter)) {
+	if p := n.filter; p != nil {
+		if filter = in.query.Get(p.Name); filter != "" && !slices.Contains(p.Schema.Enum, any(filter)) {
 			return nil, e.problems.problem(codeValidation, "validation failed",
 				FieldError{Detail: fmt.Sprintf("expected one of %v", p.Schema.Enum), Parameter: p.Name})
 		}

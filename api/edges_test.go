@@ -274,7 +274,7 @@ func TestAttributesOfAnEdge(t *testing.T) {
 	f.want(t, 404, "PATCH", one, `{"seat":1}`, `If-Match: *`)
 	attributes(f.want(t, 201, "PUT", one, ``), `{"role":"passer"}`) // a new edge has the default role
 	f.want(t, 200, "GET", "/v1/places/42/guests?role=regular", "")
-	for _, query := range []string{"role=king", "role=", "seat=1", "filter=x"} {
+	for _, query := range []string{"role=king", "seat=1", "filter=x"} {
 		if a := f.want(t, 422, "GET", "/v1/places/42/guests?"+query, ""); !strings.Contains(a.body,
 			`"parameter":"`+strings.Split(query, "=")[0]+`"`) {
 			t.Errorf("%s: %s", query, a.body)
