@@ -194,7 +194,7 @@ func TestFollowOverHTTP(t *testing.T) {
 	f.want(t, 201, "PUT", "/v1/follows/9223372036854775807/1", "")
 
 	rows, _ := f.system.Query(t.Context(), `SELECT event_type || ' ' || (payload->>'actor') || ' ' || coalesce(trace_id, '-')
-		FROM outbox_messages WHERE aggregate_id = 42 ORDER BY id`)
+		FROM outbox_messages WHERE aggregate_id = '42' ORDER BY id`)
 	got, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
 		t.Fatal(err)
@@ -396,10 +396,11 @@ func TestBadInput(t *testing.T) {
 		{"a body that is a number", "POST", post, body(`5`), nil, 422, "validation-failed", "#/body"},
 		{"a body that is null", "POST", post, body(`null`), nil, 422, "validation-failed", "#/body"},
 		{"an author that is a number", "POST", post, `{"author_id":3,"body":"x"}`, nil, 422, "validation-failed", "#/author_id"},
-		{"author 0", "POST", post, `{"author_id":"0","body":"x"}`, nil, 422, "validation-failed", "#/author_id"},
-		{"author -1", "POST", post, `{"author_id":"-1","body":"x"}`, nil, 422, "validation-failed", "#/author_id"},
-		{"author 2^63", "POST", post, `{"author_id":"9223372036854775808","body":"x"}`, nil, 422, "validation-failed", "#/author_id"},
-		{"author 1e3", "POST", post, `{"author_id":"1e3","body":"x"}`, nil, 422, "validation-failed", "#/author_id"},
+		{"an empty author", "POST", post, `{"author_id":"","body":"x"}`, nil, 422, "validation-failed", "#/author_id"},
+		{"an author with a slash", "POST", post, `{"author_id":"a/b","body":"x"}`, nil, 422, "validation-failed", "#/author_id"},
+		{"author ..", "POST", post, `{"author_id":"..","body":"x"}`, nil, 422, "validation-failed", "#/author_id"},
+		{"an author of 129 bytes", "POST", post, `{"author_id":"` + strings.Repeat("x", 129) + `","body":"x"}`, nil, 422,
+			"validation-failed", "#/author_id"},
 		{"an array", "POST", post, `[]`, nil, 422, "validation-failed", "#"},
 		{"null", "POST", post, `null`, nil, 422, "validation-failed", "#"},
 		{"nothing", "POST", post, ``, nil, 400, "bad-request", ""},
@@ -509,7 +510,7 @@ func TestBadInput(t *testing.T) {
 		{"replies to what is no UUID", "GET", "/v1/comments/x/replies", "", nil, 422, "validation-failed", "comment_id"},
 		{"a tree by skip", "GET", post + "/tree?skip=1", "", nil, 422, "validation-failed", "skip"},
 		{"pending for a writer", "GET", "/v1/moderation/pending", "", []string{"Authorization: Bearer " + writer}, 403, "role-missing", ""},
-		{"pending of post 0", "GET", "/v1/moderation/pending?post_id=0", "", nil, 422, "validation-failed", "post_id"},
+		{"pending of post a,b", "GET", "/v1/moderation/pending?post_id=a,b", "", nil, 422, "validation-failed", "post_id"},
 		{"an order that is none", "GET", post + "?order=best", "", nil, 422, "validation-failed", "order"},
 		{"an unknown parameter", "GET", post + "?offset=5", "", nil, 422, "validation-failed", "offset"},
 		{"a parameter twice", "GET", post + "?limit=5&limit=6", "", nil, 400, "bad-request", "limit"},
@@ -534,7 +535,7 @@ func TestBadInput(t *testing.T) {
 		{"half a reason", "POST", "/v1/outbox/dlq/1:retry", `{"reason":`, nil, 400, "json-invalid", "#"},
 		{"an event type with NUL", "GET", "/v1/outbox/dlq?event_type=%00", "", nil, 422, "validation-failed", "event_type"},
 		{"an aggregate type of bytes", "GET", "/v1/outbox/dlq?aggregate_type=%ff", "", nil, 422, "validation-failed", "aggregate_type"},
-		{"aggregate 0", "GET", "/v1/outbox/dlq?aggregate_id=0", "", nil, 422, "validation-failed", "aggregate_id"},
+		{"aggregate a,b", "GET", "/v1/outbox/dlq?aggregate_id=a,b", "", nil, 422, "validation-failed", "aggregate_id"},
 		{"a time that is none", "GET", "/v1/outbox/dlq?dead_before=yesterday", "", nil, 422, "validation-failed", "dead_before"},
 		{"1001 operations", "POST", follows, operations(1001), nil, 413, "too-many-operations", ""},
 		{"1001 lines", "POST", comments, strings.Repeat("{}\n", 1001), []string{ndjson}, 413, "too-many-operations", ""},
@@ -559,9 +560,9 @@ func TestBadInput(t *testing.T) {
 		{"501 pairs", "POST", check, pairs(501), nil, 422, "validation-failed", "#/pairs"},
 		{"more pairs than a request may have", "POST", check, pairs(5000), nil, 413, "request-too-large", ""},
 		{"a pair of one", "POST", check, `{"pairs":[{"follower_id":"1"}]}`, nil, 422, "validation-failed", "#/pairs/0"},
-		{"a pair with 0", "POST", check, `{"pairs":[{"follower_id":"1","followee_id":"2"},{"follower_id":"0","followee_id":"2"}]}`, nil,
+		{"a pair with ..", "POST", check, `{"pairs":[{"follower_id":"1","followee_id":"2"},{"follower_id":"..","followee_id":"2"}]}`, nil,
 			422, "validation-failed", "#/pairs/1/follower_id"},
-		{"a pair with 2^63", "POST", check, `{"pairs":[{"follower_id":"1","followee_id":"9223372036854775808"}]}`, nil, 422,
+		{"a pair with a slash", "POST", check, `{"pairs":[{"follower_id":"1","followee_id":"a/b"}]}`, nil, 422,
 			"validation-failed", "#/pairs/0/followee_id"},
 		{"a pair of numbers", "POST", check, `{"pairs":[{"follower_id":1,"followee_id":2}]}`, nil, 422, "validation-failed",
 			"#/pairs/0/follower_id"},
@@ -572,7 +573,7 @@ func TestBadInput(t *testing.T) {
 		{"a writer checks", "POST", check, pairs(1), []string{"Authorization: Bearer " + writer}, 403, "role-missing", ""},
 		{"counts of nobody", "POST", "/v1/users:count", `{"user_ids":[]}`, nil, 422, "validation-failed", "#/user_ids"},
 		{"counts of 501 users", "POST", "/v1/users:count", userIDs(501), nil, 422, "validation-failed", "#/user_ids"},
-		{"counts of user -1", "POST", "/v1/users:count", `{"user_ids":["1","-1"]}`, nil, 422, "validation-failed", "#/user_ids/1"},
+		{"counts of user ..", "POST", "/v1/users:count", `{"user_ids":["1",".."]}`, nil, 422, "validation-failed", "#/user_ids/1"},
 		{"counts of a number", "POST", "/v1/users:count", `{"user_ids":[1]}`, nil, 422, "validation-failed", "#/user_ids/0"},
 		{"counts of null", "POST", "/v1/users:count", `{"user_ids":[null]}`, nil, 422, "validation-failed", "#/user_ids/0"},
 		{"counts of a user", "POST", "/v1/users:count", `{"user_id":"1"}`, nil, 422, "validation-failed", "#/user_id"},
@@ -631,8 +632,7 @@ func TestBadInput(t *testing.T) {
 			"validation-failed", "comment_id"},
 		{"a query that is none", "GET", post + "?limit=%zz", "", nil, 400, "bad-request", ""},
 	}
-	for _, id := range []string{"0", "-1", "+1", "01", "9223372036854775808", "99999999999999999999", "1.5", "1e3", "x", " 1",
-		"1\x00", "\xff", "0x10", "٣"} {
+	for _, id := range []string{" 1", "1\x00", "\xff", "٣", "é", "a b", "a,b", "*", `"`, "{1}", strings.Repeat("x", 129)} {
 		cases = append(cases,
 			c{"follower " + id, "PUT", "/v1/follows/" + id + "/2", "", nil, 422, "validation-failed", "follower_id"},
 			c{"followee " + id, "PUT", "/v1/follows/2/" + id, "", nil, 422, "validation-failed", "followee_id"},
@@ -739,7 +739,8 @@ func TestUnknownRoutesAndMethodsAreProblems(t *testing.T) {
 		{"GET", "//v1/follows/1/2", 404, "route-unknown", ""},
 		{"GET", "/v1/../v1/follows/1/2", 404, "route-unknown", ""},
 		{"OPTIONS", "*", 404, "route-unknown", ""},
-		{"POST", "/v1/users/..:remove-edges", 422, "validation-failed", ""},
+		{"POST", "/v1/users/..:remove-edges", 404, "route-unknown", ""},
+		{"POST", "/v1/users/:remove-edges", 404, "route-unknown", ""},
 		{"POST", "/v1/follows/1/2", 405, "method-not-allowed", "GET, HEAD, PUT, DELETE"},
 		{"DELETE", "/v1/posts/1/comments", 405, "method-not-allowed", "GET, HEAD, POST"},
 		{"BREW", "/v1/comments/1", 405, "method-not-allowed", "GET, HEAD, PATCH, DELETE"},

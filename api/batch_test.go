@@ -337,7 +337,7 @@ func TestAnOperationThatTheStoreHasNoRoomForIsRefusedAlone(t *testing.T) {
 	defer cancel()
 	write := func() {
 		if _, err := s.PutEdges(ctx, tenant, kinds.Builtin().Edges["follow"],
-			[]store.EdgeWrite{{Meta: store.Meta{Actor: "a"}, From: 1, To: 2}}); !errors.Is(err, context.Canceled) {
+			[]store.EdgeWrite{{Meta: store.Meta{Actor: "a"}, From: "1", To: "2"}}); !errors.Is(err, context.Canceled) {
 			t.Errorf("a write that waits: %v", err)
 		}
 	}
@@ -394,7 +394,7 @@ func TestABatchThatBreaksOffHasDoneWhatItTold(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := tx.Exec(t.Context(), `SELECT FROM follows WHERE follower_id = $1 FOR UPDATE`, follower); err != nil {
+		if _, err := tx.Exec(t.Context(), `SELECT FROM follows WHERE follower_id = $1 FOR UPDATE`, fmt.Sprint(follower)); err != nil {
 			t.Fatal(err)
 		}
 		req, err := http.NewRequestWithContext(t.Context(), "POST", srv.URL+"/v1/follows:batch", strings.NewReader(follows(follower)))

@@ -340,7 +340,7 @@ func (c *childRoutes) versions(ctx context.Context, in *childVersionsInput) (*an
 			item.Reason = v.Object.Reason
 		}
 		if now.AuthorState == event.AuthorErased || gone && !moderator {
-			item.Actor, child.AuthorID, child.Body, child.Attributes = "", 0, "", nil
+			item.Actor, child.AuthorID, child.Body, child.Attributes = "", "", "", nil
 		}
 		item.Child = c.value(child)
 		items[i] = c.value(&item)

@@ -49,7 +49,7 @@ func childBodyOf(c event.Child) *childBody {
 		v.Depth = store.Depth(c.Path)
 	}
 	if !event.BodyTravels(c.AuthorState, c.ModerationState) {
-		v.AuthorID, v.Body, v.Attributes = 0, "", nil
+		v.AuthorID, v.Body, v.Attributes = "", "", nil
 	}
 	return v
 }

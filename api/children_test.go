@@ -23,8 +23,8 @@ func TestChildrenOfEveryKindGoThroughTheirRoutes(t *testing.T) {
 				"report": `,"attributes":{"stars":4}`}[k.Name]
 			object := "/v1/" + set.Objects[k.Parent] + "/42"
 			under := object + "/" + k.Plural
-			create := func(author int, body string) string {
-				return fmt.Sprintf(`{"author_id":"%d","body":%q%s}`, author, body, attributes)
+			create := func(author any, body string) string {
+				return fmt.Sprintf(`{"author_id":"%v","body":%q%s}`, author, body, attributes)
 			}
 			first := f.want(t, 201, "POST", under, create(3, " first "), "Idempotency-Key: one")
 			id := first.text(n.ID)
@@ -65,8 +65,8 @@ func TestChildrenOfEveryKindGoThroughTheirRoutes(t *testing.T) {
 				code, at                   string
 			}{
 				"no body":      {"POST", under, create(9, " "), "", 422, "body-empty", "The " + k.Name + "'s body is empty"},
-				"a bad author": {"POST", under, create(0, "x"), "", 422, "validation-failed", "#/author_id"},
-				"a bad object": {"POST", strings.Replace(under, "42", "0", 1), create(9, "x"), "", 422, "validation-failed",
+				"a bad author": {"POST", under, create("a/b", "x"), "", 422, "validation-failed", "#/author_id"},
+				"a bad object": {"POST", strings.Replace(under, "42", "a,b", 1), create(9, "x"), "", 422, "validation-failed",
 					fmt.Sprintf(`"parameter":%q`, n.Parent)},
 				"an unknown member":   {"POST", under, `{"author_id":"9","body":"x","nope":1}`, "", 422, "validation-failed", "#/nope"},
 				"no version":          {"PATCH", one, `{"body":"x"}`, "", 428, "if-match-missing", ""},
@@ -96,7 +96,7 @@ func TestChildrenOfEveryKindGoThroughTheirRoutes(t *testing.T) {
 				op("create", fmt.Sprintf(`%q:"42","author_id":"5","body":"x","idempotency_key":"b"%s`, n.Parent, attributes)),
 				op("edit", fmt.Sprintf(`%q:%q,"body":"in a batch","if_match":2`, n.ID, id)),
 				op("edit", fmt.Sprintf(`%q:%q,"body":"late","if_match":2`, n.ID, id)),
-				op("create", fmt.Sprintf(`%q:"0","author_id":"5","body":"x"%s`, n.Parent, attributes)),
+				op("create", fmt.Sprintf(`%q:"a/b","author_id":"5","body":"x"%s`, n.Parent, attributes)),
 				op("nope", `"body":"x"`),
 			}, ",")+`]}`)
 			items := itemsOf(batch)

@@ -35,7 +35,7 @@ type list struct {
 
 func mac(key []byte, l list, payload []byte) []byte {
 	h := hmac.New(sha256.New, key)
-	fmt.Fprintf(h, "tidings cursor 1\n%d\n%s\n%d\n", l.tenant, l.name, l.of)
+	fmt.Fprintf(h, "tidings cursor 1\n%d\n%s\n%s\n", l.tenant, l.name, l.of)
 	h.Write(payload)
 	return h.Sum(nil)[:cursorMACLen]
 }

@@ -22,20 +22,20 @@ import (
 const maxReasonBytes = 1000
 
 // DeadMessage is a message of the outbox's DLQ without its payload. Applications also write
-// messages with plain SQL, so an aggregate's id may be any 64-bit number, and a type any text.
+// messages with plain SQL, so a type may be any text.
 type DeadMessage struct {
-	ID            event.ID   `json:"id" doc:"The id of the event in the outbox."`
-	EventID       string     `json:"event_id" format:"uuid"`
-	AggregateType string     `json:"aggregate_type"`
-	AggregateID   string     `json:"aggregate_id" doc:"A decimal 64-bit number, as a string."`
-	EventType     string     `json:"event_type"`
-	EventVersion  int        `json:"event_version"`
-	Attempts      int        `json:"attempts" doc:"The number of failed attempts."`
-	LastError     string     `json:"last_error"`
-	TraceParent   string     `json:"traceparent,omitempty"`
-	OccurredAt    event.Time `json:"occurred_at" format:"date-time"`
-	InsertedAt    event.Time `json:"inserted_at" format:"date-time" doc:"When the event was written to the outbox."`
-	DeadAt        event.Time `json:"dead_at" format:"date-time" doc:"When the event was moved to the DLQ."`
+	ID            event.Number `json:"id" doc:"The id of the event in the outbox."`
+	EventID       string       `json:"event_id" format:"uuid"`
+	AggregateType string       `json:"aggregate_type"`
+	AggregateID   string       `json:"aggregate_id" doc:"The id of the object that the event is about."`
+	EventType     string       `json:"event_type"`
+	EventVersion  int          `json:"event_version"`
+	Attempts      int          `json:"attempts" doc:"The number of failed attempts."`
+	LastError     string       `json:"last_error"`
+	TraceParent   string       `json:"traceparent,omitempty"`
+	OccurredAt    event.Time   `json:"occurred_at" format:"date-time"`
+	InsertedAt    event.Time   `json:"inserted_at" format:"date-time" doc:"When the event was written to the outbox."`
+	DeadAt        event.Time   `json:"dead_at" format:"date-time" doc:"When the event was moved to the DLQ."`
 }
 
 // DeadMessageFull is a message of the outbox's DLQ.
@@ -52,22 +52,22 @@ type DeadMessageList struct {
 
 // DLQAction is the record of an action on a message.
 type DLQAction struct {
-	At            event.Time `json:"at" format:"date-time"`
-	Actor         string     `json:"actor"`
-	Action        string     `json:"action" enum:"retry,discard"`
-	ID            event.ID   `json:"id" doc:"The id of the message in the DLQ."`
-	EventID       string     `json:"event_id" format:"uuid"`
-	AggregateType string     `json:"aggregate_type"`
-	AggregateID   string     `json:"aggregate_id" doc:"A decimal 64-bit number, as a string."`
-	EventType     string     `json:"event_type"`
-	NewID         string     `json:"new_id,omitempty" doc:"The id of the retried message in the outbox."`
-	Reason        string     `json:"reason,omitempty"`
+	At            event.Time   `json:"at" format:"date-time"`
+	Actor         string       `json:"actor"`
+	Action        string       `json:"action" enum:"retry,discard"`
+	ID            event.Number `json:"id" doc:"The id of the message in the DLQ."`
+	EventID       string       `json:"event_id" format:"uuid"`
+	AggregateType string       `json:"aggregate_type"`
+	AggregateID   string       `json:"aggregate_id" doc:"The id of the object that the event is about."`
+	EventType     string       `json:"event_type"`
+	NewID         string       `json:"new_id,omitempty" doc:"The id of the retried message in the outbox."`
+	Reason        string       `json:"reason,omitempty"`
 }
 
 func deadMessageOf(m outbox.DLQMessage) DeadMessage {
 	e := m.Event
 	return DeadMessage{
-		ID: event.ID(m.ID), EventID: e.ID, AggregateType: e.AggregateType, AggregateID: e.AggregateID.String(),
+		ID: event.Number(m.ID), EventID: e.ID, AggregateType: e.AggregateType, AggregateID: e.AggregateID.String(),
 		EventType: e.Type, EventVersion: e.Version, Attempts: m.Attempts, LastError: m.Error, TraceParent: e.TraceParent,
 		OccurredAt: event.Time{Time: e.OccurredAt}, InsertedAt: event.Time{Time: m.InsertedAt}, DeadAt: event.Time{Time: m.DeadAt},
 	}
@@ -75,7 +75,7 @@ func deadMessageOf(m outbox.DLQMessage) DeadMessage {
 
 // DLQPath names a message.
 type DLQPath struct {
-	ID id `path:"message_id" doc:"The message's id."`
+	ID number `path:"message_id" doc:"The message's id."`
 }
 
 type dlqListInput struct {
@@ -132,7 +132,7 @@ func (s *server) dlqRoutes() {
 
 // dlqCursor is the content of a cursor of the DLQ.
 type dlqCursor struct {
-	ID event.ID `json:"i"`
+	ID event.Number `json:"i"`
 }
 
 func (s *server) listDLQ(ctx context.Context, in *dlqListInput) (*dlqListOutput, error) {
@@ -158,7 +158,7 @@ func (s *server) listDLQ(ctx context.Context, in *dlqListInput) (*dlqListOutput,
 	if err != nil {
 		return nil, err
 	}
-	rows, next, err := newPage(s, l, in.Limit, rows, func(m outbox.DLQMessage) any { return dlqCursor{event.ID(m.ID)} })
+	rows, next, err := newPage(s, l, in.Limit, rows, func(m outbox.DLQMessage) any { return dlqCursor{event.Number(m.ID)} })
 	if err != nil {
 		return nil, err
 	}
@@ -170,7 +170,7 @@ func (s *server) listDLQ(ctx context.Context, in *dlqListInput) (*dlqListOutput,
 }
 
 func (s *server) getDLQ(ctx context.Context, in *DLQPath) (*dlqGetOutput, error) {
-	m, err := s.dlq.Get(ctx, callerOf(ctx).TenantID, int64(in.ID.ID))
+	m, err := s.dlq.Get(ctx, callerOf(ctx).TenantID, int64(in.ID.Number))
 	if errors.Is(err, outbox.ErrNotInDLQ) {
 		return nil, s.notInDLQ()
 	}
@@ -190,7 +190,7 @@ func (s *server) actDLQ(
 ) func(context.Context, *dlqActInput) (*dlqActOutput, error) {
 	return func(ctx context.Context, in *dlqActInput) (*dlqActOutput, error) {
 		c := callerOf(ctx)
-		r := outbox.DLQRequest{DLQFilter: outbox.DLQFilter{TenantID: c.TenantID, IDs: []int64{int64(in.ID.ID)}},
+		r := outbox.DLQRequest{DLQFilter: outbox.DLQFilter{TenantID: c.TenantID, IDs: []int64{int64(in.ID.Number)}},
 			Limit: 1, Actor: c.meta.Actor, Token: c.token}
 		if in.Body != nil {
 			r.Reason = in.Body.Reason
@@ -208,7 +208,7 @@ func (s *server) actDLQ(
 		}
 		a := did[0]
 		answer := DLQAction{
-			At: event.Time{Time: a.At}, Actor: a.Actor, Action: a.Action, ID: event.ID(a.ID), EventID: a.EventID,
+			At: event.Time{Time: a.At}, Actor: a.Actor, Action: a.Action, ID: event.Number(a.ID), EventID: a.EventID,
 			AggregateType: a.AggregateType, AggregateID: a.AggregateID.String(), EventType: a.EventType, Reason: a.Reason,
 		}
 		if a.NewID != 0 {

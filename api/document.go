@@ -33,6 +33,7 @@ const (
 
 func newOpenAPI() *huma.OpenAPI {
 	schemas := huma.NewMapRegistry("#/components/schemas/", huma.DefaultSchemaNamer)
+	schemas.RegisterTypeAlias(reflect.TypeFor[event.Number](), reflect.TypeFor[number]())
 	schemas.RegisterTypeAlias(reflect.TypeFor[event.ID](), reflect.TypeFor[id]()) // ids in answers and in requests have one schema
 	schemas.RegisterTypeAlias(reflect.TypeFor[event.Time](), reflect.TypeFor[moment]())
 	return &huma.OpenAPI{

@@ -102,7 +102,7 @@ func openKinds(t *testing.T, fromTheStart bool) (fixture, *kinds.Set, *applied) 
 
 type edgeEvent struct {
 	Aggregate string
-	ID        int64
+	ID        string
 	Type      string
 	Payload   map[string]any
 }
@@ -165,7 +165,7 @@ func TestEdgesOfEveryKindGoThroughTheirRoutes(t *testing.T) {
 				(self.text("code") != "self-follow" || !strings.Contains(self.body, k.Ends[1])) {
 				t.Errorf("to itself: %d %s", self.StatusCode, self.body)
 			}
-			if bad := f.want(t, 422, "PUT", "/v1/"+k.Plural+"/0/42", ""); !strings.Contains(bad.body,
+			if bad := f.want(t, 422, "PUT", "/v1/"+k.Plural+"/a,b/42", ""); !strings.Contains(bad.body,
 				fmt.Sprintf(`"parameter":%q`, k.Ends[0])) {
 				t.Errorf("a bad id: %s", bad.body)
 			}
@@ -176,7 +176,7 @@ func TestEdgesOfEveryKindGoThroughTheirRoutes(t *testing.T) {
 					continue
 				}
 				types = append(types, e.Type)
-				if e.ID != 42 || e.Payload[k.Ends[1]] != "42" || e.Payload["actor"] != "tester" ||
+				if e.ID != "42" || e.Payload[k.Ends[1]] != "42" || e.Payload["actor"] != "tester" ||
 					(e.Payload["attributes"] != nil) != (len(k.Attributes) > 0) {
 					t.Errorf("event %+v", e)
 				}
@@ -190,7 +190,7 @@ func TestEdgesOfEveryKindGoThroughTheirRoutes(t *testing.T) {
 				return fmt.Sprintf(`{"op":%q,%q:%q,%q:%q}`, op, k.Ends[0], from, k.Ends[1], to)
 			}
 			batch := f.want(t, 200, "POST", "/v1/"+k.Plural+":batch",
-				`{"operations":[`+strings.Join([]string{op(put, "7", "43"), op(put, "7", "43"), op(remove, "7", "43"), op(put, "0", "1"),
+				`{"operations":[`+strings.Join([]string{op(put, "7", "43"), op(put, "7", "43"), op(remove, "7", "43"), op(put, "..", "1"),
 					op("nope", "1", "2")}, ",")+`]}`)
 			items := itemsOf(batch)
 			var statuses []any

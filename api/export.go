@@ -38,7 +38,7 @@ type Streams func(ctx context.Context) (all map[string]StreamHead, err error)
 // ExportHead is the first line of every answer of an export.
 type ExportHead struct {
 	Kind    string           `json:"kind" doc:"The aggregate type of the events." example:"follow"`
-	Tenant  event.ID         `json:"tenant" example:"1"`
+	Tenant  event.Number     `json:"tenant" example:"1"`
 	BeganAt event.Time       `json:"began_at" format:"date-time"`
 	Cursor  string           `json:"cursor" doc:"Resumes this export, together with the value of after in any ExportState."`
 	Streams []ExportPosition `json:"streams" nullable:"false" doc:"Where to continue: read each stream after its sequence. Read the stream of any partition with a higher number than these from its beginning."`
@@ -216,7 +216,7 @@ func (x *exporter) export(ctx context.Context, in *exportInput) (*batchOutput, e
 	if err := out.read(ctx); err != nil {
 		return nil, x.noPlace(err)
 	}
-	head := ExportHead{Kind: x.kind, Tenant: event.ID(tenant), BeganAt: event.Time{Time: e.At}, Cursor: cursor, Streams: positionsOf(e)}
+	head := ExportHead{Kind: x.kind, Tenant: event.Number(tenant), BeganAt: event.Time{Time: e.At}, Cursor: cursor, Streams: positionsOf(e)}
 	return &batchOutput{func(hctx huma.Context) {
 		r, w := humago.Unwrap(hctx)
 		hctx.SetHeader("Content-Type", ndjson)

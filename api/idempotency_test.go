@@ -61,7 +61,7 @@ func TestFiftyEqualCreatesMakeOneComment(t *testing.T) {
 		written := n%2 == 0
 		if written { // the answer is there, and is never read
 			testkit.Eventually(t, "the comment to be written", func() (yes bool, err error) {
-				err = f.system.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM comments WHERE author_id = 9 AND body = $1)`,
+				err = f.system.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM comments WHERE author_id = '9' AND body = $1)`,
 					fmt.Sprint("lost ", n)).Scan(&yes)
 				return yes, err
 			})
@@ -77,7 +77,7 @@ func TestFiftyEqualCreatesMakeOneComment(t *testing.T) {
 	}
 	var comments, events int
 	err := f.system.QueryRow(t.Context(), `SELECT count(*), (SELECT count(*) FROM outbox_messages WHERE payload->>'author_id' = '9')
-		FROM comments WHERE author_id = 9`).Scan(&comments, &events)
+		FROM comments WHERE author_id = '9'`).Scan(&comments, &events)
 	if err != nil || comments != 20 || events != 20 {
 		t.Errorf("%d comments, %d events, %v: want 20 and 20", comments, events, err)
 	}

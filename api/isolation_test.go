@@ -287,7 +287,7 @@ func (f fixture) populate(t *testing.T, secret string) world {
 	w["removal"] = put(202, "POST", "/v1/users/$user:remove-edges", "").text("id")
 	f.bury(t, tenant, 7000001, 2)
 	f.exec(t, `UPDATE outbox_messages_dlq SET last_error = $1, payload = jsonb_build_object('comment_id', gen_random_uuid(), 'post_id',
-		$2::bigint::text, 'author_id', '1', 'body', $1::text), aggregate_type = 'comment', event_type = 'created', aggregate_id = $2`,
+		$2::text, 'author_id', '1', 'body', $1::text), aggregate_type = 'comment', event_type = 'created', aggregate_id = $2`,
 		secret, w["post"])
 	f.catchUp(t)
 	f.exec(t, `INSERT INTO edge_shards (tenant_id, kind, object_id, shards) VALUES ($1, 'follow', $2, 4)`, tenant, w["followee"])

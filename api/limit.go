@@ -285,5 +285,5 @@ func (s *server) limitAuthor(ctx context.Context, user event.ID) error {
 	if s.limits.author(c.answer, c.Principal, user) {
 		return nil
 	}
-	return s.problems.problem(codeRateLimited, fmt.Sprintf("user %d has used up the limit of one user for now", user))
+	return s.problems.problem(codeRateLimited, fmt.Sprintf("user %s has used up the limit of one user for now", user))
 }

@@ -97,7 +97,7 @@ func TestABatchIsPaidByTheNextWindowAndNoOther(t *testing.T) {
 func TestAFloodOfAuthorsTakesNoMemory(t *testing.T) {
 	const keep = 100
 	l := newLimiter[authorKey](keep)
-	at, busy := time.Now(), authorKey{1, 7}
+	at, busy := time.Now(), authorKey{1, "7"}
 	for i := range int64(100_000) {
 		l.take(authorKey{2, event.IDOf(i)}, perSecond, at)
 		if i%(keep/2) == 0 {

@@ -89,7 +89,7 @@ func TestATokensReadsAndWritesAreLimitedApart(t *testing.T) {
 		path   string
 		header string
 	}{{200, path, "X-Nothing"}, {304, path, `If-None-Match: "1"`}, {404, "/v1/follows/7/43", "X-Nothing"},
-		{422, "/v1/follows/x/43", "X-Nothing"}} {
+		{422, "/v1/follows/a,b/43", "X-Nothing"}} {
 		a := f.do(t, "GET", c.path, "", c.header)
 		if want := fmt.Sprintf(`"read";q=4;w=3600 "read";r=%d;t`, 3-i); a.StatusCode != c.status || a.limits() != want {
 			t.Errorf("%s: %d %s, want %d %s", c.path, a.StatusCode, a.limits(), c.status, want)

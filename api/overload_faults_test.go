@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tidings/tidings/api"
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/internal/tokens"
@@ -49,7 +50,7 @@ func TestOverloadIsRefusedAndWhatIsAcceptedIsKept(t *testing.T) {
 
 	var mu sync.Mutex
 	var took []time.Duration
-	accepted, refused := map[int64]bool{1: true}, 0
+	accepted, refused := map[event.ID]bool{"1": true}, 0
 	var next atomic.Int64
 	next.Store(100)
 	var clients sync.WaitGroup
@@ -71,7 +72,7 @@ func TestOverloadIsRefusedAndWhatIsAcceptedIsKept(t *testing.T) {
 				mu.Lock()
 				switch {
 				case a.StatusCode == 201:
-					accepted[follower] = true
+					accepted[event.IDOf(follower)] = true
 					took = append(took, time.Since(start))
 				case a.StatusCode == 503 && a.text("code") == "overloaded" && a.Header.Get("Retry-After") != "":
 					refused++

@@ -6,12 +6,14 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/event"
 )
 
 // wantKept checks the followers' rows, and returns the number of events.
-func wantKept(t *testing.T, system *pgxpool.Pool, followers map[int64]bool) (events int) {
+func wantKept(t *testing.T, system *pgxpool.Pool, followers map[event.ID]bool) (events int) {
 	t.Helper()
-	var ids []int64
+	var ids []event.ID
 	for id := range followers {
 		ids = append(ids, id)
 	}

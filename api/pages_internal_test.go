@@ -32,7 +32,7 @@ func heardFollow(tenant int64, follower, followee event.ID, partition int, seq u
 		Version: 1, Payload: payload, Stream: fmt.Sprintf("EVENTS-%d", partition), Seq: seq}
 }
 
-func pageOf(next string) EdgeList { return EdgeList{Items: []Edge{{UserID: 1}}, Next: next} }
+func pageOf(next string) EdgeList { return EdgeList{Items: []Edge{{UserID: "1"}}, Next: next} }
 
 // askOften requests a list often enough to make it hot, and keeps page for it if that is allowed.
 func (p *Pages) askOften(key pageKey, page EdgeList, at offsets) (kept bool) {
@@ -46,7 +46,7 @@ func (p *Pages) askOften(key pageKey, page EdgeList, at offsets) (kept bool) {
 	return ok && got.Next == page.Next
 }
 
-var hot = pageKey{1, "follow", listReverse, 42}
+var hot = pageKey{1, "follow", listReverse, "42"}
 
 func TestAPageIsKeptFromItsThirdRequest(t *testing.T) {
 	p := newTestPages(1 << 20)
@@ -57,8 +57,8 @@ func TestAPageIsKeptFromItsThirdRequest(t *testing.T) {
 		}
 		p.put(hot, 50, pageOf("a"), reached(5), time.Now())
 	}
-	for name, other := range map[string]pageKey{"tenant": {2, "follow", listReverse, 42}, "list": {1, "follow", listForward, 42},
-		"user": {1, "follow", listReverse, 43}} {
+	for name, other := range map[string]pageKey{"tenant": {2, "follow", listReverse, "42"}, "list": {1, "follow", listForward, "42"},
+		"user": {1, "follow", listReverse, "43"}} {
 		if _, ok := p.get(other, 50); ok {
 			t.Errorf("another %s has the page", name)
 		}
@@ -69,20 +69,20 @@ func TestAPageIsKeptFromItsThirdRequest(t *testing.T) {
 }
 
 func TestAPageReadBeforeItsEventWasAppliedIsNotKept(t *testing.T) {
-	following7 := pageKey{1, "follow", listForward, 7}
+	following7 := pageKey{1, "follow", listForward, "7"}
 	for name, c := range map[string]struct {
 		key   pageKey
 		event *event.Event
 		at    offsets // of the page
 		kept  bool
 	}{
-		"followers, and the follow is not applied":         {hot, heardFollow(1, 7, 42, 3, 6), reached(5), false},
-		"followers, and the follow is applied":             {hot, heardFollow(1, 7, 42, 3, 6), reached(6), true},
-		"following, and the follow is not applied":         {following7, heardFollow(1, 7, 42, 3, 6), reached(5), false},
-		"following, and the follow is applied":             {following7, heardFollow(1, 7, 42, 3, 6), reached(6), true},
-		"somebody else's follow is not applied":            {hot, heardFollow(1, 7, 43, 3, 6), reached(5), true},
-		"another tenant's follow is not applied":           {hot, heardFollow(2, 7, 42, 3, 6), reached(5), true},
-		"another partition has not come to what was there": {hot, heardFollow(1, 7, 42, 3, 6), offsets{"EVENTS-3": 6}, false},
+		"followers, and the follow is not applied":         {hot, heardFollow(1, "7", "42", 3, 6), reached(5), false},
+		"followers, and the follow is applied":             {hot, heardFollow(1, "7", "42", 3, 6), reached(6), true},
+		"following, and the follow is not applied":         {following7, heardFollow(1, "7", "42", 3, 6), reached(5), false},
+		"following, and the follow is applied":             {following7, heardFollow(1, "7", "42", 3, 6), reached(6), true},
+		"somebody else's follow is not applied":            {hot, heardFollow(1, "7", "43", 3, 6), reached(5), true},
+		"another tenant's follow is not applied":           {hot, heardFollow(2, "7", "42", 3, 6), reached(5), true},
+		"another partition has not come to what was there": {hot, heardFollow(1, "7", "42", 3, 6), offsets{"EVENTS-3": 6}, false},
 	} {
 		p := newTestPages(1 << 20)
 		p.Begin(reached(5))
@@ -92,7 +92,7 @@ func TestAPageReadBeforeItsEventWasAppliedIsNotKept(t *testing.T) {
 		p.Hear(c.event, nil)
 		for range 3 {
 			page, ok := p.get(c.key, 50)
-			if ok && page.Next == "before" && c.event.TenantID == 1 && c.event.AggregateID == 42 {
+			if ok && page.Next == "before" && c.event.TenantID == 1 && c.event.AggregateID == "42" {
 				t.Fatalf("%s: the page from before the event is still there", name)
 			}
 			p.put(c.key, 50, pageOf("after"), c.at, time.Now())
@@ -109,7 +109,7 @@ func TestAnEventHeardWhileAPageIsReadKeepsItOut(t *testing.T) {
 	for range pageHotAfter {
 		p.get(hot, 50)
 	}
-	p.Hear(heardFollow(1, 7, 42, 3, 6), nil) // the page was read before the event
+	p.Hear(heardFollow(1, "7", "42", 3, 6), nil) // the page was read before the event
 	p.put(hot, 50, pageOf("old"), reached(5), time.Now())
 	if _, ok := p.get(hot, 50); ok {
 		t.Error("the old page is kept")
@@ -119,14 +119,14 @@ func TestAnEventHeardWhileAPageIsReadKeepsItOut(t *testing.T) {
 func TestEventsFromBeforeTheFirstRequestCountToo(t *testing.T) {
 	p := newTestPages(1 << 20)
 	p.Begin(reached(5))
-	p.Hear(heardFollow(1, 7, 42, 3, 6), nil) // nobody has requested 42 yet
+	p.Hear(heardFollow(1, "7", "42", 3, 6), nil) // nobody has requested 42 yet
 	if p.askOften(hot, pageOf("old"), reached(5)) {
 		t.Error("a page is kept that lacks an event from before")
 	}
 	if !p.askOften(hot, pageOf("new"), reached(6)) {
 		t.Error("a page is not kept that has it")
 	}
-	p.Hear(heardFollow(1, 8, 42, 9, 1), nil) // on a new stream
+	p.Hear(heardFollow(1, "8", "42", 9, 1), nil) // on a new stream
 	if p.askOften(hot, pageOf("newer"), reached(6)) {
 		t.Error("a page is kept that lacks an event of a new stream")
 	}
@@ -165,8 +165,8 @@ func TestWhatCannotBeReadEmptiesTheCache(t *testing.T) {
 	for name, hear := range map[string]func(p *Pages){
 		"an event that is damaged":      func(p *Pages) { p.Hear(&event.Event{Stream: "EVENTS-3", Seq: 6}, errors.New("damaged")) },
 		"one that says not where it is": func(p *Pages) { p.Hear(&event.Event{}, errors.New("damaged")) },
-		"a payload that is none":        func(p *Pages) { e := heardFollow(1, 1, 2, 3, 6); e.Payload = []byte("{"); p.Hear(e, nil) },
-		"a version of the future":       func(p *Pages) { e := heardFollow(1, 1, 2, 3, 6); e.Version = 2; p.Hear(e, nil) },
+		"a payload that is none":        func(p *Pages) { e := heardFollow(1, "1", "2", 3, 6); e.Payload = []byte("{"); p.Hear(e, nil) },
+		"a version of the future":       func(p *Pages) { e := heardFollow(1, "1", "2", 3, 6); e.Version = 2; p.Hear(e, nil) },
 	} {
 		p := newTestPages(1 << 20)
 		p.Begin(reached(5))
@@ -249,7 +249,7 @@ func BenchmarkPages(b *testing.B) {
 			p.get(hot, 50)
 		}
 	})
-	e := heardFollow(1, 1, 2, 3, 6)
+	e := heardFollow(1, "1", "2", 3, 6)
 	b.Run("hear", func(b *testing.B) {
 		for b.Loop() {
 			e.Seq++

@@ -117,14 +117,14 @@ func (f cached) ask(t testing.TB, path string) (body string, hit bool) {
 func TestAPageIsNotKeptBetweenItsEventAndItsProjection(t *testing.T) {
 	f := openCached(t, testkit.Postgres(t), testkit.NATS(t), 1<<20)
 	const followers, following = "/v1/users/42/followers", "/v1/users/8/following"
-	f.apply(t, f.publish(t, 7, 42))
+	f.apply(t, f.publish(t, "7", "42"))
 	for _, path := range []string{followers, following} {
 		testkit.Eventually(t, "the page to be kept", func() (bool, error) {
 			_, hit := f.ask(t, path)
 			return hit, nil
 		})
 	}
-	e := f.publish(t, 8, 42) // it changes both pages
+	e := f.publish(t, "8", "42") // it changes both pages
 	for _, path := range []string{followers, following} {
 		testkit.Eventually(t, "the page to be dropped", func() (bool, error) {
 			_, hit := f.ask(t, path)
@@ -169,7 +169,7 @@ func TestPagesAreReadFromTheDatabaseWhileTheBrokerIsAway(t *testing.T) {
 	b := testkit.NATSProcess(t)
 	f := openCached(t, testkit.Postgres(t), b, 1<<20)
 	const path = "/v1/users/42/followers"
-	f.apply(t, f.publish(t, 7, 42))
+	f.apply(t, f.publish(t, "7", "42"))
 	kept := func() (bool, error) {
 		_, hit := f.ask(t, path)
 		return hit, nil
@@ -187,7 +187,7 @@ func TestPagesAreReadFromTheDatabaseWhileTheBrokerIsAway(t *testing.T) {
 	}
 	b.Restart(t)
 	testkit.Eventually(t, "the page to be kept again", kept)
-	f.apply(t, f.publish(t, 8, 42))
+	f.apply(t, f.publish(t, "8", "42"))
 	testkit.Eventually(t, "the new follower", func() (bool, error) {
 		body, _ := f.ask(t, path)
 		return strings.Contains(body, `"8"`), nil

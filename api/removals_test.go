@@ -51,9 +51,10 @@ func TestAllEdgesOfAnObjectAreRemoved(t *testing.T) {
 			t.Errorf("%s: %s", body, a.body)
 		}
 	}
-	f.want(t, 422, "POST", "/v1/users/0:remove-edges", "")
+	f.want(t, 422, "POST", "/v1/users/a,b:remove-edges", "")
 	f.want(t, 404, "POST", "/v1/users/7:remove", "")
 	f.want(t, 404, "POST", "/v1/users/7/:remove-edges", "")
+	f.want(t, 404, "POST", "/v1/users/7/*:remove-edges", "")
 	f.want(t, 405, "GET", "/v1/users/7:remove-edges", "")
 	f.want(t, 422, "GET", "/v1/edge-removals/7", "")
 	reader := f

@@ -297,8 +297,10 @@ func (s *server) refuse(w http.ResponseWriter, r *http.Request, p *Problem) {
 
 // checkURL refuses paths that the mux would redirect, and queries that are ambiguous.
 func (s *server) checkURL(r *http.Request) *Problem {
-	if p := r.URL.Path; !strings.HasPrefix(p, "/") || strings.TrimSuffix(p, "/") != strings.TrimSuffix(path.Clean(p), "/") ||
-		verbOf(p) != "" && strings.HasSuffix(p, "/"+verbOf(p)) {
+	p, verb := r.URL.Path, verbOf(r.URL.Path)
+	owner := strings.TrimSuffix(p, verb) // in /v1/users/..:remove-edges the mux would resolve its last segment
+	if !strings.HasPrefix(p, "/") || strings.TrimSuffix(p, "/") != strings.TrimSuffix(path.Clean(p), "/") ||
+		strings.Contains(p, verbSegment) || verb != "" && owner != path.Clean(owner) {
 		return s.problems.problem(codeRouteUnknown, "the path is not canonical")
 	}
 	q, err := url.ParseQuery(r.URL.RawQuery)

@@ -36,10 +36,10 @@ func TestAReadWaitsForTheConsumerThatIsWritingWhatItMustSee(t *testing.T) {
 		}
 		return tx
 	}
-	path := func(user event.ID) string { return fmt.Sprintf("/v1/users/%d/counts", user) }
+	path := func(user event.ID) string { return fmt.Sprintf("/v1/users/%s/counts", user) }
 	token := f.follow(t, "PUT", "7/42")
-	consumer := begin(42)
-	if a := f.do(t, "GET", path(42), "", token); a.StatusCode != 503 || a.Header.Get("Retry-After") == "" {
+	consumer := begin("42")
+	if a := f.do(t, "GET", path("42"), "", token); a.StatusCode != 503 || a.Header.Get("Retry-After") == "" {
 		t.Errorf("while the consumer has the rows: %d %s", a.StatusCode, a.body)
 	}
 	if err := consumer.Rollback(t.Context()); err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/tidings/tidings/event"
 )
 
-// id is an id in a path.
+// id is an object's id in a path.
 type id struct{ event.ID }
 
 // Schema describes the id.
@@ -24,6 +24,20 @@ type userID string
 func (userID) Schema(huma.Registry) *huma.Schema { return idSchema() }
 
 func idSchema() *huma.Schema {
+	return &huma.Schema{
+		Type: huma.TypeString, Pattern: `^[A-Za-z0-9._~:@|+=-]{1,128}$`,
+		Description: "An id that you choose: a number, a UUID or other text of at most " +
+			"128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.",
+	}
+}
+
+// number is a number of Tidings' own in a path.
+type number struct{ event.Number }
+
+// Schema describes the number.
+func (number) Schema(huma.Registry) *huma.Schema { return numberSchema() }
+
+func numberSchema() *huma.Schema {
 	return &huma.Schema{
 		Type: huma.TypeString, Pattern: "^[1-9][0-9]{0,18}$",
 		Description: "A decimal number from 1 to 9223372036854775807, as a string.",
@@ -94,7 +108,7 @@ func okOr304(ifNoneMatch string, version int64) int {
 func (s *server) parseID(pointer, v string) (event.ID, error) {
 	n, err := event.ParseID(v)
 	if err != nil {
-		return 0, s.problems.problem(codeValidation, "", FieldError{Detail: err.Error(), Pointer: pointer})
+		return "", s.problems.problem(codeValidation, "", FieldError{Detail: err.Error(), Pointer: pointer})
 	}
 	return n, nil
 }

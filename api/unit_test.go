@@ -49,13 +49,13 @@ func TestStrictJSON(t *testing.T) {
 
 func TestCursorsBelongToTheirList(t *testing.T) {
 	c := cursors{[][]byte{[]byte("0123456789abcdef0123456789abcdef")}}
-	home := list{tenant: 1, name: "followers", of: 42}
-	cursor, err := c.encode(home, edgeCursor{User: 7})
+	home := list{tenant: 1, name: "followers", of: "42"}
+	cursor, err := c.encode(home, edgeCursor{User: "7"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	var got edgeCursor
-	if err := c.decode(home, cursor, &got); err != nil || got.User != event.ID(7) {
+	if err := c.decode(home, cursor, &got); err != nil || got.User != event.ID("7") {
 		t.Fatalf("got %v, %v", got, err)
 	}
 	flipped := []byte(cursor)
@@ -65,9 +65,9 @@ func TestCursorsBelongToTheirList(t *testing.T) {
 		cursor string
 		key    string
 	}{
-		"another tenant":  {list{2, "followers", 42}, cursor, ""},
-		"another route":   {list{1, "following", 42}, cursor, ""},
-		"another user":    {list{1, "followers", 43}, cursor, ""},
+		"another tenant":  {list{2, "followers", "42"}, cursor, ""},
+		"another route":   {list{1, "following", "42"}, cursor, ""},
+		"another user":    {list{1, "followers", "43"}, cursor, ""},
 		"another key":     {home, cursor, "another key of 32 bytes, or more"},
 		"a changed byte":  {home, string(flipped), ""},
 		"cut short":       {home, cursor[:10], ""},
@@ -127,7 +127,7 @@ func TestTheCursorKeyIsReplacedWhileClientsHoldCursors(t *testing.T) {
 	before, after := strings.Repeat("ab", 32), strings.Repeat("cd", 32)
 	accepted, signed := []string{"b", "ba", "ba", "a"}, "bbaa" // neighboring steps accept each other's cursors
 	steps := []string{before, before + "," + after, after + ", " + before, after}
-	l := list{tenant: 1, name: "followers", of: 42}
+	l := list{tenant: 1, name: "followers", of: "42"}
 	var processes []cursors
 	var given []string
 	for _, step := range steps {

@@ -14,15 +14,15 @@ import (
 
 // VersionInfo has the metadata of a version: who made it, and when.
 type VersionInfo struct {
-	Version      int64      `json:"version" example:"3" doc:"The version of the object; rises by one with each change."`
-	VersionID    event.ID   `json:"version_id" example:"100000000023" doc:"The id of this record, unique within its kind."`
-	VersionState string     `json:"version_state" enum:"LATEST,ARCHIVED,DELETED" example:"LATEST" doc:"LATEST: the current version. DELETED: the last version of a deleted object. ARCHIVED: a later version follows."`
-	Actor        string     `json:"actor,omitempty" example:"user:7" doc:"The actor of the change, or the word unrecorded if only the result is known. Absent from a version of a child that shows no author."`
-	At           event.Time `json:"at" format:"date-time" doc:"When the change was made."`
+	Version      int64        `json:"version" example:"3" doc:"The version of the object; rises by one with each change."`
+	VersionID    event.Number `json:"version_id" example:"100000000023" doc:"The id of this record, unique within its kind."`
+	VersionState string       `json:"version_state" enum:"LATEST,ARCHIVED,DELETED" example:"LATEST" doc:"LATEST: the current version. DELETED: the last version of a deleted object. ARCHIVED: a later version follows."`
+	Actor        string       `json:"actor,omitempty" example:"user:7" doc:"The actor of the change, or the word unrecorded if only the result is known. Absent from a version of a child that shows no author."`
+	At           event.Time   `json:"at" format:"date-time" doc:"When the change was made."`
 }
 
 func infoOf[T any](v versioned.Version[T], version int64) VersionInfo {
-	return VersionInfo{Version: version, VersionID: event.ID(v.Metadata.VersionID), VersionState: string(v.Metadata.VersionState),
+	return VersionInfo{Version: version, VersionID: event.Number(v.Metadata.VersionID), VersionState: string(v.Metadata.VersionState),
 		Actor: v.Metadata.CreatedBy, At: event.Time{Time: v.Metadata.LastUpdateTime}}
 }
 

@@ -139,7 +139,7 @@ func (c Children[C, N, D, V]) Batch(ctx context.Context, ops iter.Seq[Operation[
 
 // encode writes an operation as JSON, and returns the path of its edge.
 func (k edgeKind) encode(w []byte, op string, from, to ID, attributes any, version int64) (_ []byte, subject string, err error) {
-	w = fmt.Appendf(w, `{"op":%q,%q:"%d",%q:"%d"`, op, k.ends[0], from, k.ends[1], to)
+	w = fmt.Appendf(w, `{"op":%q,%q:%q,%q:%q`, op, k.ends[0], from, k.ends[1], to)
 	if attributes != nil {
 		if w, err = member(w, "attributes", attributes); err != nil {
 			return nil, "", err
@@ -152,7 +152,7 @@ func (k edgeKind) encode(w []byte, op string, from, to ID, attributes any, versi
 func encodeChild[T any](k childKind, w []byte, o Operation[T]) (_ []byte, subject string, err error) {
 	w = fmt.Appendf(w, `{"op":%q`, o.kind)
 	if o.kind == "create" {
-		w = fmt.Appendf(w, `,%q:"%d"`, k.parent+"_id", o.object)
+		w = fmt.Appendf(w, `,%q:%q`, k.parent+"_id", o.object)
 		if w, err = member(w, "idempotency_key", o.key); err != nil {
 			return nil, "", err
 		}

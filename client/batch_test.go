@@ -108,9 +108,9 @@ func (lost) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
 func likes(c *client.Client, posts ...int) iter.Seq[client.Operation[client.Like]] {
 	return func(yield func(client.Operation[client.Like]) bool) {
 		for _, p := range posts {
-			op := c.Likes.PutOp(7, client.ID(max(p, -p)))
+			op := c.Likes.PutOp("7", client.IDOf(max(p, -p)))
 			if p < 0 {
-				op = c.Likes.RemoveOp(7, client.ID(-p))
+				op = c.Likes.RemoveOp("7", client.IDOf(-p))
 			}
 			if !yield(op) {
 				return
@@ -146,7 +146,7 @@ func TestBatchesAreOfAnyLength(t *testing.T) {
 	}
 	statuses, outcomes, err := drain(t, c.Likes.Batch(t.Context(), likes(c, posts...), client.Actor("alice")))
 	if err != nil || len(statuses) != 2500 || len(*requests) != 3 || len(l.done) != 2500 || outcomes[0].Entity == nil ||
-		outcomes[0].Entity.PostID != 42 || outcomes[0].Token == "" {
+		outcomes[0].Entity.PostID != "42" || outcomes[0].Token == "" {
 		t.Errorf("%v, %d outcomes, %d requests, %d done", err, len(statuses), len(*requests), len(l.done))
 	}
 	if (*requests)[2].Header.Get("Tidings-Actor") != "alice" {
@@ -188,7 +188,7 @@ func TestBrokenBatchesAreResumed(t *testing.T) {
 				comment := client.Comment{CommentID: exampleUUID, ChildState: client.ChildState{Version: 3}}
 				comments := func(yield func(client.Operation[client.Comment]) bool) {
 					for i := range 4 {
-						if !yield(c.Comments.CreateOp(5, client.NewComment{AuthorID: 3, Body: fmt.Sprint("b", i)})) {
+						if !yield(c.Comments.CreateOp("5", client.NewComment{AuthorID: "3", Body: fmt.Sprint("b", i)})) {
 							return
 						}
 					}
@@ -304,7 +304,7 @@ func TestBatchesEndWithATypedError(t *testing.T) {
 	}
 	l := &ledger{t: t}
 	c, _ := fake(t, l.answer)
-	ops := slices.Values([]client.Operation[client.Comment]{c.Comments.CreateOp(5, client.NewComment{AuthorID: 3, Body: "b"}),
+	ops := slices.Values([]client.Operation[client.Comment]{c.Comments.CreateOp("5", client.NewComment{AuthorID: "3", Body: "b"}),
 		c.Comments.DeleteOp(client.Comment{CommentID: exampleUUID})})
 	if statuses, _, err := drain(t, c.Comments.Batch(t.Context(), ops)); !errors.Is(err, client.ErrNoVersion) || len(statuses) != 1 {
 		t.Errorf("an operation without a version: %v, %v", statuses, err)

@@ -117,12 +117,12 @@ func BenchmarkClientAgainstBareLoop(b *testing.B) {
 	ctx := b.Context()
 	for name, pair := range map[string][2]func() error{
 		"put": {func() error { var v client.Like; return bare.ask(ctx, http.MethodPut, "/v1/likes/7/42", &v) },
-			func() error { _, err := c.Likes.Put(ctx, 7, 42); return err }},
+			func() error { _, err := c.Likes.Put(ctx, "7", "42"); return err }},
 		"page": {func() error {
 			var v client.Page[client.UserEntry]
 			return bare.ask(ctx, http.MethodGet, "/v1/users/42/followers", &v)
 		},
-			func() error { _, err := c.Follows.Followers(42).First(ctx); return err }},
+			func() error { _, err := c.Follows.Followers("42").First(ctx); return err }},
 	} {
 		b.Run(name, func(b *testing.B) {
 			const requests = 1000

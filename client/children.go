@@ -16,7 +16,7 @@ type childKind struct {
 
 // under is the path of an object's children; one is the path of a child.
 func (k childKind) under(object ID) string {
-	return "/v1/" + k.parentPath + "/" + object.String() + "/" + k.plural
+	return "/v1/" + k.parentPath + "/" + segment(object) + "/" + k.plural
 }
 
 func (k childKind) one(id string) string { return "/v1/" + k.plural + "/" + url.PathEscape(id) }
@@ -27,7 +27,7 @@ func (k childKind) summary(object ID) string { return k.under(object) + "/summar
 
 func (k childKind) settings(object ID) string {
 	if k.name == commentKind.name {
-		return "/v1/posts/" + object.String() + "/thread"
+		return "/v1/posts/" + segment(object) + "/thread"
 	}
 	return k.under(object) + "/settings"
 }
@@ -162,7 +162,7 @@ func (c Children[C, N, D, V]) List(object ID, opts ...Option) *List[C] {
 
 // ByUser lists the visible children of a user, newest first.
 func (c Children[C, N, D, V]) ByUser(user ID, opts ...Option) *List[C] {
-	return lazily[C](c.core, c.where(func(k childKind) string { return "/v1/users/" + user.String() + "/" + k.plural }), true, opts)
+	return lazily[C](c.core, c.where(func(k childKind) string { return "/v1/users/" + segment(user) + "/" + k.plural }), true, opts)
 }
 
 // Versions lists the versions of a child, newest first. They come from the recorded history, which

@@ -12,9 +12,18 @@ import (
 	"github.com/tidings/tidings/event"
 )
 
-// ID is the id of a user, a post or any other object: a number from 1 to 2^63-1. It is a string in
-// JSON.
+// ID is the id of a user, a post or any other object. You choose it: a number, a UUID or other text
+// of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
 type ID = event.ID
+
+// ParseID reads an id, or returns an error that quotes the text and states the rule.
+func ParseID(s string) (ID, error) { return event.ParseID(s) }
+
+// IDOf returns the id that is a decimal number.
+func IDOf[N ~int | ~int64](n N) ID { return event.IDOf(n) }
+
+// segment is the id in a path.
+func segment(id ID) string { return url.PathEscape(string(id)) }
 
 // Client calls the API. Make one with New and share it: it is safe for concurrent use.
 type Client struct {

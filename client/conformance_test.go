@@ -104,21 +104,21 @@ func batched[T any](f func(context.Context, *client.Client, []client.Option) fun
 func edgeMethods[E, R, V any](all map[string]method, put, get, remove, versions, plural string,
 	of func(*client.Client) client.Edges[E, R, V]) {
 	all[put] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (E, error) {
-		return of(c).Put(ctx, 7, 42, o...)
+		return of(c).Put(ctx, "7", "42", o...)
 	})
 	all[get] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (E, error) {
-		return of(c).Get(ctx, 7, 42, o...)
+		return of(c).Get(ctx, "7", "42", o...)
 	})
 	all[remove] = bare(func(ctx context.Context, c *client.Client, o []client.Option) error {
-		return of(c).Remove(ctx, 7, 42, o...)
+		return of(c).Remove(ctx, "7", "42", o...)
 	})
-	all[versions] = listed(func(c *client.Client, o []client.Option) *client.List[V] { return of(c).Versions(7, 42, o...) })
+	all[versions] = listed(func(c *client.Client, o []client.Option) *client.List[V] { return of(c).Versions("7", "42", o...) })
 	all["check-"+plural] = typed(func(ctx context.Context, c *client.Client, o []client.Option) ([]R, error) {
-		return of(c).Check(ctx, []client.Pair{{From: 7, To: 42}}, o...)
+		return of(c).Check(ctx, []client.Pair{{From: "7", To: "42"}}, o...)
 	})
 	all["batch-"+plural] = batched(func(ctx context.Context, c *client.Client,
 		o []client.Option) func(func(client.Outcome[E], error) bool) {
-		return of(c).Batch(ctx, slices.Values([]client.Operation[E]{of(c).PutOp(7, 42), of(c).RemoveOp(7, 42)}), o...)
+		return of(c).Batch(ctx, slices.Values([]client.Operation[E]{of(c).PutOp("7", "42"), of(c).RemoveOp("7", "42")}), o...)
 	})
 }
 
@@ -126,7 +126,7 @@ func edgeMethods[E, R, V any](all map[string]method, put, get, remove, versions,
 func childMethods[C client.Versioned, N, D, V any](all map[string]method, name, versions, byUser string,
 	of func(*client.Client) client.Children[C, N, D, V], created N, was C, edit D) {
 	all["create-"+name] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (C, error) {
-		return of(c).Create(ctx, 5, created, o...)
+		return of(c).Create(ctx, "5", created, o...)
 	})
 	all["get-"+name] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (C, error) {
 		return of(c).Get(ctx, exampleUUID, o...)
@@ -137,12 +137,12 @@ func childMethods[C client.Versioned, N, D, V any](all map[string]method, name, 
 	all["delete-"+name] = bare(func(ctx context.Context, c *client.Client, o []client.Option) error {
 		return of(c).Delete(ctx, was, o...)
 	})
-	all["list-"+name+"s"] = listed(func(c *client.Client, o []client.Option) *client.List[C] { return of(c).List(5, o...) })
-	all[byUser] = listed(func(c *client.Client, o []client.Option) *client.List[C] { return of(c).ByUser(7, o...) })
+	all["list-"+name+"s"] = listed(func(c *client.Client, o []client.Option) *client.List[C] { return of(c).List("5", o...) })
+	all[byUser] = listed(func(c *client.Client, o []client.Option) *client.List[C] { return of(c).ByUser("7", o...) })
 	all[versions] = listed(func(c *client.Client, o []client.Option) *client.List[V] { return of(c).Versions(exampleUUID, o...) })
 	all["batch-"+name+"s"] = batched(func(ctx context.Context, c *client.Client,
 		o []client.Option) func(func(client.Outcome[C], error) bool) {
-		return of(c).Batch(ctx, slices.Values([]client.Operation[C]{of(c).CreateOp(5, created), of(c).EditOp(was, edit),
+		return of(c).Batch(ctx, slices.Values([]client.Operation[C]{of(c).CreateOp("5", created), of(c).EditOp(was, edit),
 			of(c).DeleteOp(was)}), o...)
 	})
 }
@@ -167,45 +167,45 @@ func methods() map[string]method {
 			return c.Memberships.Edges
 		})
 	owner, member := client.MembershipChanges{Role: "owner"},
-		client.Membership{UserID: 7, GroupID: 42, EdgeState: client.EdgeState{Version: 3}}
+		client.Membership{UserID: "7", GroupID: "42", EdgeState: client.EdgeState{Version: 3}}
 	all["put-membership"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.Membership, error) {
-		return c.Memberships.PutWith(ctx, 7, 42, owner, append(o, client.IfMatch(3))...)
+		return c.Memberships.PutWith(ctx, "7", "42", owner, append(o, client.IfMatch(3))...)
 	})
 	all["patch-membership"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.Membership, error) {
 		return c.Memberships.Patch(ctx, member, owner, o...)
 	})
 	all["remove-membership"] = bare(func(ctx context.Context, c *client.Client, o []client.Option) error {
-		return c.Memberships.Remove(ctx, 7, 42, append(o, client.IfMatchAny())...)
+		return c.Memberships.Remove(ctx, "7", "42", append(o, client.IfMatchAny())...)
 	})
 	all["batch-memberships"] = batched(func(ctx context.Context, c *client.Client,
 		o []client.Option) func(func(client.Outcome[client.Membership], error) bool) {
 		m := c.Memberships
-		return m.Batch(ctx, slices.Values([]client.Operation[client.Membership]{m.PutWithOp(7, 42, owner).IfVersion(3),
-			m.RemoveOp(7, 42).IfAny()}), o...)
+		return m.Batch(ctx, slices.Values([]client.Operation[client.Membership]{m.PutWithOp("7", "42", owner).IfVersion(3),
+			m.RemoveOp("7", "42").IfAny()}), o...)
 	})
 	all["list-user-followers"] = listed(func(c *client.Client, o []client.Option) *client.List[client.UserEntry] {
-		return c.Follows.Followers(7, o...)
+		return c.Follows.Followers("7", o...)
 	})
 	all["list-user-following"] = listed(func(c *client.Client, o []client.Option) *client.List[client.UserEntry] {
-		return c.Follows.Following(7, o...)
+		return c.Follows.Following("7", o...)
 	})
 	all["list-post-likers"] = listed(func(c *client.Client, o []client.Option) *client.List[client.UserEntry] {
-		return c.Likes.Likers(7, o...)
+		return c.Likes.Likers("7", o...)
 	})
 	all["list-user-likes"] = listed(func(c *client.Client, o []client.Option) *client.List[client.PostEntry] {
-		return c.Likes.ByUser(7, o...)
+		return c.Likes.ByUser("7", o...)
 	})
 	all["list-post-sharers"] = listed(func(c *client.Client, o []client.Option) *client.List[client.UserEntry] {
-		return c.Shares.Sharers(7, o...)
+		return c.Shares.Sharers("7", o...)
 	})
 	all["list-user-shares"] = listed(func(c *client.Client, o []client.Option) *client.List[client.PostEntry] {
-		return c.Shares.ByUser(7, o...)
+		return c.Shares.ByUser("7", o...)
 	})
 	all["list-group-members"] = listed(func(c *client.Client, o []client.Option) *client.List[client.MemberEntry] {
-		return c.Memberships.Members(7, o...)
+		return c.Memberships.Members("7", o...)
 	})
 	all["list-user-groups"] = listed(func(c *client.Client, o []client.Option) *client.List[client.GroupEntry] {
-		return c.Memberships.Groups(7, o...)
+		return c.Memberships.Groups("7", o...)
 	})
 
 	at := client.ChildState{Version: 3}
@@ -214,18 +214,18 @@ func methods() map[string]method {
 		func(c *client.Client) client.Children[client.Comment, client.NewComment, client.CommentEdit, client.CommentVersion] {
 			return c.Comments.Children
 		},
-		client.NewComment{AuthorID: 3, Body: "Well said.", ParentID: exampleUUID}, comment, client.CommentEdit{Body: "Well put."})
+		client.NewComment{AuthorID: "3", Body: "Well said.", ParentID: exampleUUID}, comment, client.CommentEdit{Body: "Well put."})
 	childMethods(all, "message", "list-message-versions", "list-user-messages",
 		func(c *client.Client) client.Children[client.Message, client.NewMessage, client.MessageEdit, client.MessageVersion] {
 			return c.Messages.Children
 		},
-		client.NewMessage{AuthorID: 3, Body: "Hello."}, client.Message{MessageID: exampleUUID, ChildState: at},
+		client.NewMessage{AuthorID: "3", Body: "Hello."}, client.Message{MessageID: exampleUUID, ChildState: at},
 		client.MessageEdit{Body: "Hi."})
 	childMethods(all, "review", "list-review-versions", "list-user-reviews",
 		func(c *client.Client) client.Children[client.Review, client.NewReview, client.ReviewEdit, client.ReviewVersion] {
 			return c.Reviews.Children
 		},
-		client.NewReview{AuthorID: 3, Body: "Good.", Attributes: client.ReviewAttributes{Rating: 5}},
+		client.NewReview{AuthorID: "3", Body: "Good.", Attributes: client.ReviewAttributes{Rating: 5}},
 		client.Review{ReviewID: exampleUUID, ChildState: at},
 		client.ReviewEdit{Body: "Fine.", Attributes: &client.ReviewChanges{Rating: 4}})
 	all["list-comment-replies"] = listed(func(c *client.Client, o []client.Option) *client.List[client.Comment] {
@@ -238,62 +238,62 @@ func methods() map[string]method {
 		return c.Comments.Moderate(ctx, comment, client.Moderation{State: "HIDDEN", Reason: "off topic"}, o...)
 	})
 	all["get-comment-summary"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.CommentSummary, error) {
-		return c.Comments.Summary(ctx, 5, o...)
+		return c.Comments.Summary(ctx, "5", o...)
 	})
 	all["get-message-summary"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.MessageSummary, error) {
-		return c.Messages.Summary(ctx, 5, o...)
+		return c.Messages.Summary(ctx, "5", o...)
 	})
 	all["get-review-summary"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.ReviewSummary, error) {
-		return c.Reviews.Summary(ctx, 5, o...)
+		return c.Reviews.Summary(ctx, "5", o...)
 	})
 	all["get-comment-tree"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.CommentTree, error) {
-		return c.Comments.Tree(ctx, 5, o...)
+		return c.Comments.Tree(ctx, "5", o...)
 	})
 	all["get-comment-by-slug"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.CommentWithThread, error) {
-		return c.Comments.BySlug(ctx, 5, "well-said", o...)
+		return c.Comments.BySlug(ctx, "5", "well-said", o...)
 	})
 	all["get-thread"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.ThreadSettings, error) {
-		return c.Comments.Settings(ctx, 5, o...)
+		return c.Comments.Settings(ctx, "5", o...)
 	})
 	all["put-thread"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.ThreadSettings, error) {
-		return c.Comments.PutSettings(ctx, client.ThreadSettings{PostID: 5, ThreadState: client.ThreadState{Version: 3}},
+		return c.Comments.PutSettings(ctx, client.ThreadSettings{PostID: "5", ThreadState: client.ThreadState{Version: 3}},
 			client.NewSettings{Locked: true, Title: "News"}, o...)
 	})
 	all["list-thread-versions"] = listed(func(c *client.Client, o []client.Option) *client.List[client.ThreadVersion] {
-		return c.Comments.SettingsVersions(5, o...)
+		return c.Comments.SettingsVersions("5", o...)
 	})
 
 	all["get-user-counts"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.UserCounts, error) {
-		return c.Users.Counts(ctx, 7, o...)
+		return c.Users.Counts(ctx, "7", o...)
 	})
 	all["get-post-counts"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.PostCounts, error) {
-		return c.Posts.Counts(ctx, 7, o...)
+		return c.Posts.Counts(ctx, "7", o...)
 	})
 	all["get-group-counts"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.GroupCounts, error) {
-		return c.Groups.Counts(ctx, 7, o...)
+		return c.Groups.Counts(ctx, "7", o...)
 	})
 	all["get-product-counts"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.ProductCounts, error) {
-		return c.Products.Counts(ctx, 7, o...)
+		return c.Products.Counts(ctx, "7", o...)
 	})
 	all["get-conversation-counts"] = typed(func(ctx context.Context, c *client.Client,
 		o []client.Option) (client.ConversationCounts, error) {
-		return c.Conversations.Counts(ctx, 7, o...)
+		return c.Conversations.Counts(ctx, "7", o...)
 	})
 	all["count-users"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) ([]client.FollowCounts, error) {
-		return c.Users.FollowCounts(ctx, []client.ID{7}, o...)
+		return c.Users.FollowCounts(ctx, []client.ID{"7"}, o...)
 	})
 	all["list-user-mutuals"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.Mutuals, error) {
-		return c.Users.Mutuals(ctx, 7, 8, o...)
+		return c.Users.Mutuals(ctx, "7", "8", o...)
 	})
 	which := client.EdgesToRemove{Kinds: []string{"any"}, Direction: "both"}
 	all["remove-user-edges"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.EdgeRemoval, error) {
-		return c.Users.RemoveEdges(ctx, 7, which, o...)
+		return c.Users.RemoveEdges(ctx, "7", which, o...)
 	})
 	all["remove-post-edges"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.EdgeRemoval, error) {
-		return c.Posts.RemoveEdges(ctx, 7, which, o...)
+		return c.Posts.RemoveEdges(ctx, "7", which, o...)
 	})
 	all["remove-group-edges"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.EdgeRemoval, error) {
-		return c.Groups.RemoveEdges(ctx, 7, which, o...)
+		return c.Groups.RemoveEdges(ctx, "7", which, o...)
 	})
 	all["get-edge-removal"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.EdgeRemoval, error) {
 		return c.EdgeRemoval(ctx, exampleUUID, o...)
@@ -324,7 +324,8 @@ func methods() map[string]method {
 		}
 	}
 
-	filter := client.DLQFilter{AggregateType: "follow", AggregateID: 7, EventType: "created", DeadBefore: time.Now(), DeadAfter: time.Now()}
+	filter := client.DLQFilter{AggregateType: "follow", AggregateID: "7", EventType: "created",
+		DeadBefore: time.Now(), DeadAfter: time.Now()}
 	all["list-dlq-messages"] = listed(func(c *client.Client, o []client.Option) *client.List[client.DeadMessage] {
 		return c.DLQ.List(filter, o...)
 	})
@@ -524,7 +525,7 @@ func (c *conformance) example(schema object, depth int) any {
 		switch {
 		case schema["format"] == "date-time":
 			return "2026-11-22T10:00:00.000000Z"
-		case isID(schema) || strings.Contains(fmt.Sprint(schema["description"]), "decimal 64-bit number"):
+		case isID(schema) || isNumber(schema) || strings.Contains(fmt.Sprint(schema["description"]), "decimal 64-bit number"):
 			return "42"
 		}
 		return "text"
@@ -619,7 +620,7 @@ func (c *conformance) fits(at string, v any, schema object) {
 			c.fits(at, item, schema["items"].(object))
 		}
 	case string:
-		if kindOf(schema) != "string" || isID(schema) != regexp.MustCompile(`^\d+$`).MatchString(v) {
+		if kindOf(schema) != "string" || (isID(schema) || isNumber(schema)) != regexp.MustCompile(`^\d+$`).MatchString(v) {
 			c.differs("%s: is the string %q, the document has %v", at, v, schema)
 		}
 	case float64:
@@ -734,7 +735,7 @@ func (c *conformance) same(at string, t reflect.Type, schema object, depth int) 
 			want = "a string"
 		}
 	case t.Kind() == reflect.Int || t.Kind() == reflect.Int64:
-		if kind != "integer" {
+		if kind != "integer" && !isNumber(schema) {
 			want = "an integer"
 		}
 	case t.Kind() == reflect.Uint64: // as a string
@@ -811,9 +812,14 @@ func kindOf(schema object) string {
 	return "any"
 }
 
-func isID(schema object) bool {
+func isNumber(schema object) bool {
 	pattern, _ := schema["pattern"].(string)
 	return strings.HasPrefix(pattern, "^[1-9]")
+}
+
+func isID(schema object) bool {
+	pattern, _ := schema["pattern"].(string)
+	return strings.HasPrefix(pattern, "^[A-Za-z0-9._~:@")
 }
 
 func list(v any) (all []object) {

@@ -2,7 +2,7 @@
 // CHANGELOG.md names every change that a program of yours would notice.
 //
 //	c, err := client.New("https://tidings.example", client.WithToken(token))
-//	follow, err := c.Follows.Put(ctx, 7, 42)
+//	follow, err := c.Follows.Put(ctx, "7", "42")
 //	for follower, err := range c.Follows.Followers(42).All(ctx) { ... }
 //
 // Every operation of every built-in kind is a typed method: [Client.Follows], [Client.Likes],

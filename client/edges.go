@@ -18,7 +18,7 @@ type edgeKind struct {
 }
 
 func (k edgeKind) path(from, to ID) string {
-	return "/v1/" + k.plural + "/" + from.String() + "/" + to.String()
+	return "/v1/" + k.plural + "/" + segment(from) + "/" + segment(to)
 }
 
 // EdgeState has the members that every edge has beside its ends.
@@ -49,10 +49,10 @@ func (e Edge) Ends() (from, to ID, version int64) { return e.From, e.To, e.Versi
 
 // VersionInfo has the metadata of a version: who made it, and when.
 type VersionInfo struct {
-	Version      int64     `json:"version"`         // of the object
-	VersionID    ID        `json:"version_id"`      // of this record
-	VersionState string    `json:"version_state"`   // LATEST, ARCHIVED (a later one follows) or DELETED
-	Actor        string    `json:"actor,omitempty"` // "" if the author is hidden
+	Version      int64     `json:"version"`           // of the object
+	VersionID    int64     `json:"version_id,string"` // of this record
+	VersionState string    `json:"version_state"`     // LATEST, ARCHIVED (a later one follows) or DELETED
+	Actor        string    `json:"actor,omitempty"`   // "" if the author is hidden
 	At           time.Time `json:"at"`
 }
 
@@ -167,14 +167,14 @@ func (s *several[T]) asOf() time.Time { return s.AsOf }
 func (e Edges[E, R, V]) forward(of ID) func(context.Context) (string, names, error) {
 	return func(ctx context.Context) (string, names, error) {
 		k, err := e.kind(ctx)
-		return "/v1/" + k.fromPath + "/" + of.String() + "/" + k.forward, k.listNames(k.to), err
+		return "/v1/" + k.fromPath + "/" + segment(of) + "/" + k.forward, k.listNames(k.to), err
 	}
 }
 
 func (e Edges[E, R, V]) reverse(of ID) func(context.Context) (string, names, error) {
 	return func(ctx context.Context) (string, names, error) {
 		k, err := e.kind(ctx)
-		return "/v1/" + k.toPath + "/" + of.String() + "/" + k.reverse, k.listNames(k.from), err
+		return "/v1/" + k.toPath + "/" + segment(of) + "/" + k.reverse, k.listNames(k.from), err
 	}
 }
 

@@ -41,21 +41,21 @@ func Example() {
 	defer c.Close()
 	s := c.Session() // its reads include its writes
 
-	follow, err := s.Follows.Put(ctx, 7, 42)
+	follow, err := s.Follows.Put(ctx, "7", "42")
 	must(err)
 	fmt.Println(follow.FollowerID, "follows", follow.FolloweeID)
 
-	comment, err := s.Comments.Create(ctx, 100, client.NewComment{AuthorID: 7, Body: "Hello"})
+	comment, err := s.Comments.Create(ctx, "100", client.NewComment{AuthorID: "7", Body: "Hello"})
 	must(err)
 	comment, err = s.Comments.Edit(ctx, comment, client.CommentEdit{Body: "Hello, world"})
 	must(err)
 	fmt.Println(comment.Version, comment.Body)
 
-	for follower, err := range s.Follows.Followers(42).All(ctx) {
+	for follower, err := range s.Follows.Followers("42").All(ctx) {
 		must(err)
 		fmt.Println("follower", follower.UserID)
 	}
-	counts, err := s.Posts.Counts(ctx, 100)
+	counts, err := s.Posts.Counts(ctx, "100")
 	must(err)
 	fmt.Println(counts.Comments.Visible, "comment")
 	// Output:
@@ -73,11 +73,11 @@ func ExampleList_Cursor() {
 	must(err)
 	defer c.Close()
 	s := c.Session()
-	for user := range client.ID(5) {
-		_, err := s.Likes.Put(ctx, user+1, 42)
+	for user := range 5 {
+		_, err := s.Likes.Put(ctx, client.IDOf(user+1), "42")
 		must(err)
 	}
-	likers := s.Likes.Likers(42, client.PageSize(2))
+	likers := s.Likes.Likers("42", client.PageSize(2))
 	n := 0
 	for _, err := range likers.All(ctx) {
 		must(err)
@@ -85,7 +85,7 @@ func ExampleList_Cursor() {
 			break
 		}
 	}
-	for liker, err := range s.Likes.Likers(42, client.PageSize(2), client.Cursor(likers.Cursor())).All(ctx) {
+	for liker, err := range s.Likes.Likers("42", client.PageSize(2), client.Cursor(likers.Cursor())).All(ctx) {
 		must(err)
 		fmt.Println(liker.UserID)
 	}
@@ -100,7 +100,7 @@ func ExampleEdges_Batch() {
 	c, err := client.New(url, client.WithToken(token))
 	must(err)
 	defer c.Close()
-	ops := []client.Operation[client.Follow]{c.Follows.PutOp(7, 42), c.Follows.PutOp(7, 7), c.Follows.RemoveOp(7, 42)}
+	ops := []client.Operation[client.Follow]{c.Follows.PutOp("7", "42"), c.Follows.PutOp("7", "7"), c.Follows.RemoveOp("7", "42")}
 	for outcome, err := range c.Follows.Batch(context.Background(), slices.Values(ops)) {
 		must(err)
 		if err := outcome.Err(); err != nil {
@@ -121,9 +121,9 @@ func ExampleProblem() {
 	c, err := client.New(url, client.WithToken(token))
 	must(err)
 	defer c.Close()
-	_, err = c.Likes.Get(ctx, 7, 42)
+	_, err = c.Likes.Get(ctx, "7", "42")
 	fmt.Println(client.IsNotFound(err))
-	_, err = c.Reviews.Create(ctx, 9, client.NewReview{AuthorID: 7, Body: "Good", Attributes: client.ReviewAttributes{Rating: 6}})
+	_, err = c.Reviews.Create(ctx, "9", client.NewReview{AuthorID: "7", Body: "Good", Attributes: client.ReviewAttributes{Rating: 6}})
 	if p := new(client.Problem); errors.As(err, &p) {
 		fmt.Println(p.Code, p.Errors[0].Pointer)
 	}
@@ -144,10 +144,10 @@ edges:
 	c, err := client.New(url, client.WithToken(token))
 	must(err)
 	defer c.Close()
-	visit, err := c.Edges("visit").PutWith(ctx, 7, 5, map[string]any{"how": "train"})
+	visit, err := c.Edges("visit").PutWith(ctx, "7", "5", map[string]any{"how": "train"})
 	must(err)
 	fmt.Println(visit.From, visit.To, visit.Attributes["how"])
-	_, err = c.Edges("wave").Put(ctx, 7, 8)
+	_, err = c.Edges("wave").Put(ctx, "7", "8")
 	fmt.Println(err)
 	// Output:
 	// 7 5 train
@@ -166,7 +166,7 @@ func ExampleWithHTTPClient() {
 	must(err)
 	defer c.Close()
 	var meta client.Response
-	_, err = c.Follows.Put(context.Background(), 7, 42, client.WithResponse(&meta))
+	_, err = c.Follows.Put(context.Background(), "7", "42", client.WithResponse(&meta))
 	must(err)
 	fmt.Println(spans, meta.Attempts, meta.RequestID != "")
 	// Output:

@@ -26,7 +26,7 @@ type Export struct {
 // ExportHead says what an export covers, and where the streams continue after it.
 type ExportHead struct {
 	Kind    string           `json:"kind"` // the aggregate type of the events
-	Tenant  ID               `json:"tenant"`
+	Tenant  int64            `json:"tenant,string"`
 	BeganAt time.Time        `json:"began_at"`
 	Cursor  string           `json:"cursor"`
 	Streams []ExportPosition `json:"streams"` // read each after its sequence, and a stream with a higher number from its beginning

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 	"time"
 )
 
@@ -26,7 +27,7 @@ func (o Objects[T]) Counts(ctx context.Context, id ID, opts ...Option) (T, error
 		var none T
 		return none, err
 	}
-	return fetch[T](ctx, o.core, newCall(http.MethodGet, "/v1/"+plural+"/"+id.String()+"/counts", opts).projected())
+	return fetch[T](ctx, o.core, newCall(http.MethodGet, "/v1/"+plural+"/"+segment(id)+"/counts", opts).projected())
 }
 
 // EdgeObjects has the operations on objects that edges lead from or to.
@@ -60,7 +61,7 @@ func (o EdgeObjects[T]) RemoveEdges(ctx context.Context, id ID, which EdgesToRem
 	if err != nil {
 		return EdgeRemoval{}, err
 	}
-	k := newCall(http.MethodPost, "/v1/"+plural+"/"+id.String()+":remove-edges", opts).json(which).repeatable()
+	k := newCall(http.MethodPost, "/v1/"+plural+"/"+segment(id)+":remove-edges", opts).json(which).repeatable()
 	return fetch[EdgeRemoval](ctx, o.core, k)
 }
 
@@ -174,7 +175,7 @@ func (m *Mutuals) asOf() time.Time { return m.AsOf }
 
 // Mutuals lists the users whom user follows and who follow other, newest first.
 func (u Users) Mutuals(ctx context.Context, user, other ID, opts ...Option) (Mutuals, error) {
-	k := newCall(http.MethodGet, "/v1/users/"+user.String()+"/mutuals/"+other.String(), opts)
+	k := newCall(http.MethodGet, "/v1/users/"+segment(user)+"/mutuals/"+segment(other), opts)
 	return fetch[Mutuals](ctx, u.core, k.projected())
 }
 
@@ -258,10 +259,10 @@ type DLQ struct{ core *core }
 
 // DeadMessage is an event that could not be published, without its payload.
 type DeadMessage struct {
-	ID            ID        `json:"id"` // its id in the outbox
+	ID            int64     `json:"id,string"` // its id in the outbox
 	EventID       string    `json:"event_id"`
 	AggregateType string    `json:"aggregate_type"`
-	AggregateID   string    `json:"aggregate_id"` // a decimal 64-bit number
+	AggregateID   string    `json:"aggregate_id"`
 	EventType     string    `json:"event_type"`
 	EventVersion  int       `json:"event_version"`
 	Attempts      int       `json:"attempts"`
@@ -282,11 +283,11 @@ type DeadMessageFull struct {
 type DLQAction struct {
 	At            time.Time `json:"at"`
 	Actor         string    `json:"actor"`
-	Action        string    `json:"action"` // retry or discard
-	ID            ID        `json:"id"`     // its id in the DLQ
+	Action        string    `json:"action"`    // retry or discard
+	ID            int64     `json:"id,string"` // its id in the DLQ
 	EventID       string    `json:"event_id"`
 	AggregateType string    `json:"aggregate_type"`
-	AggregateID   string    `json:"aggregate_id"` // a decimal 64-bit number
+	AggregateID   string    `json:"aggregate_id"`
 	EventType     string    `json:"event_type"`
 	NewID         string    `json:"new_id,omitempty"` // the new id of a retried event in the outbox
 	Reason        string    `json:"reason,omitempty"`
@@ -305,7 +306,7 @@ const dlqPath = "/v1/outbox/dlq"
 // List lists the events by id, from the truth.
 func (d DLQ) List(f DLQFilter, opts ...Option) *List[DeadMessage] {
 	set := []Option{Query("aggregate_type", f.AggregateType), Query("event_type", f.EventType)}
-	if f.AggregateID != 0 {
+	if f.AggregateID != "" {
 		set = append(set, Query("aggregate_id", f.AggregateID.String()))
 	}
 	for name, at := range map[string]time.Time{"dead_before": f.DeadBefore, "dead_after": f.DeadAfter} {
@@ -317,24 +318,24 @@ func (d DLQ) List(f DLQFilter, opts ...Option) *List[DeadMessage] {
 }
 
 // Get reads an event with its payload.
-func (d DLQ) Get(ctx context.Context, id ID, opts ...Option) (DeadMessageFull, error) {
-	return fetch[DeadMessageFull](ctx, d.core, newCall(http.MethodGet, dlqPath+"/"+id.String(), opts))
+func (d DLQ) Get(ctx context.Context, id int64, opts ...Option) (DeadMessageFull, error) {
+	return fetch[DeadMessageFull](ctx, d.core, newCall(http.MethodGet, dlqPath+"/"+strconv.FormatInt(id, 10), opts))
 }
 
 // Retry puts an event back into the outbox, with a new id after all others. The client does not
 // repeat the request if its outcome is unknown.
-func (d DLQ) Retry(ctx context.Context, id ID, reason string, opts ...Option) (DLQAction, error) {
+func (d DLQ) Retry(ctx context.Context, id int64, reason string, opts ...Option) (DLQAction, error) {
 	return d.act(ctx, id, "retry", reason, opts)
 }
 
 // Discard deletes an event. The client does not repeat the request if its outcome is unknown.
-func (d DLQ) Discard(ctx context.Context, id ID, reason string, opts ...Option) (DLQAction, error) {
+func (d DLQ) Discard(ctx context.Context, id int64, reason string, opts ...Option) (DLQAction, error) {
 	return d.act(ctx, id, "discard", reason, opts)
 }
 
-func (d DLQ) act(ctx context.Context, id ID, action, reason string, opts []Option) (DLQAction, error) {
+func (d DLQ) act(ctx context.Context, id int64, action, reason string, opts []Option) (DLQAction, error) {
 	body := struct {
 		Reason string `json:"reason,omitempty"`
 	}{reason}
-	return fetch[DLQAction](ctx, d.core, newCall(http.MethodPost, dlqPath+"/"+id.String()+":"+action, opts).json(body))
+	return fetch[DLQAction](ctx, d.core, newCall(http.MethodPost, dlqPath+"/"+strconv.FormatInt(id, 10)+":"+action, opts).json(body))
 }

@@ -176,7 +176,7 @@ func planArgs(idle time.Duration, events int) postgres.Args {
 // none (a transaction that unparks locks the offset first).
 const parkedSQL = `
 SELECT /* consumers.parked */ a.tenant_id, a.aggregate_type, a.aggregate_id
-  FROM unnest(@tenants::bigint[], @types::text[], @ids::bigint[]) AS a(tenant_id, aggregate_type, aggregate_id)
+  FROM unnest(@tenants::bigint[], @types::text[], @ids::text[]) AS a(tenant_id, aggregate_type, aggregate_id)
  CROSS JOIN LATERAL (SELECT FROM consumer_dead_letters d WHERE d.consumer_name = @consumer AND d.tenant_id = a.tenant_id
                         AND d.aggregate_type = a.aggregate_type AND d.aggregate_id = a.aggregate_id LIMIT 1) parked
  WHERE EXISTS (SELECT FROM consumer_dead_letters WHERE consumer_name = @consumer)`
@@ -318,7 +318,7 @@ INSERT /* consumers.park */ INTO consumer_dead_letters
        (consumer_name, stream_seq, partition_key, tenant_id, aggregate_type, aggregate_id, event_id, event_type, event_version, headers,
        payload, error, cause)
 SELECT @consumer, seq, key, tenant, aggregate_type, aggregate_id, event_id, event_type, event_version, headers, payload, error, cause
-  FROM unnest(@seqs::bigint[], @keys::text[], @tenants::bigint[], @aggregate_types::text[], @aggregate_ids::bigint[],
+  FROM unnest(@seqs::bigint[], @keys::text[], @tenants::bigint[], @aggregate_types::text[], @aggregate_ids::text[],
        @event_ids::uuid[], @event_types::text[], @event_versions::smallint[], @headers::jsonb[], @payloads::bytea[], @errors::text[],
        @causes::text[])
   WITH ORDINALITY

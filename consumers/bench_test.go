@@ -35,8 +35,8 @@ func BenchmarkCatchUp(b *testing.B) {
 		"random": func(int64) (event.ID, event.ID) {
 			return event.IDOf(1 + r.Int64N(users)), event.IDOf(1 + users + r.Int64N(users))
 		},
-		"celebrity":    func(n int64) (event.ID, event.ID) { return event.IDOf(10 + n), 1 },
-		"massfollower": func(n int64) (event.ID, event.ID) { return 1, event.IDOf(10 + n) },
+		"celebrity":    func(n int64) (event.ID, event.ID) { return event.IDOf(10 + n), "1" },
+		"massfollower": func(n int64) (event.ID, event.ID) { return "1", event.IDOf(10 + n) },
 	} {
 		b.Run(name, func(b *testing.B) {
 			nats := testkit.NATS(b)

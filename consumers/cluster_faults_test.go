@@ -186,7 +186,7 @@ func (f *underFault) check() {
 	f.awaitLag(0)
 	got := f.lines()
 	if n := len(got) - len(f.want); n == 1 { // the outcome of the last publish is unknown
-		f.want = append(f.want, line{event.ID(len(f.want) + 1), event.IDOf(100 + int64(len(f.want)+1)%53), 1})
+		f.want = append(f.want, line{event.IDOf(len(f.want) + 1), event.IDOf(100 + int64(len(f.want)+1)%53), 1})
 	}
 	f.wantLines(f.want)
 	for i, in := range f.instances {

@@ -78,7 +78,7 @@ func TestAnotherStreamIsNotReadOn(t *testing.T) {
 				r := newRig(t, testkit.Postgres(t), testkit.NATS(t), 2)
 				in := r.run(r.system, logbook{})
 				for v := range int64(20) {
-					r.publish(follow(1, 3, v+1))
+					r.publish(follow("1", "3", v+1))
 				}
 				r.awaitLag(0)
 				if !running {
@@ -89,7 +89,7 @@ func TestAnotherStreamIsNotReadOn(t *testing.T) {
 					in = r.run(r.system, logbook{})
 				}
 				r.awaitStuck(in, 1, c.why)
-				r.wantFollowee(3, 20)
+				r.wantFollowee("3", 20)
 				l := r.lag()
 				if l.Messages == 0 || l.Seconds <= 0 || !slices.Equal(l.Lost, []string{"EVENTS-0"}) {
 					t.Errorf("lag %+v", l)
@@ -97,7 +97,7 @@ func TestAnotherStreamIsNotReadOn(t *testing.T) {
 				testkit.Eventually(t, "the gauges of the lag", func() (bool, error) {
 					return in.metric(t, "tidings_consumer_lag_seconds") > 0 && in.metric(t, "tidings_consumer_lag_messages") > 0, nil
 				})
-				r.publish(follow(1, 20, 1)) // the other partition continues
+				r.publish(follow("1", "20", 1)) // the other partition continues
 				testkit.Eventually(t, "the other partition", func() (bool, error) { return len(r.lines()) == 21, nil })
 			})
 		}
@@ -121,8 +121,8 @@ func TestABatchThatACrashTakesBackIsAppliedAgain(t *testing.T) {
 	in := r.runWith(cfg, r.js, r.system, logbook{})
 	want := r.flood(10)
 	r.awaitLag(0) // the writes of the consumer's start are on disk
-	r.publish(follow(101, 102, 1))
-	want = append(want, line{101, 102, 1})
+	r.publish(follow("101", "102", 1))
+	want = append(want, line{"101", "102", 1})
 	r.awaitLag(0)
 	pg.Kill(t)
 	in.stop()

@@ -56,7 +56,7 @@ func (l logbook) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) err
 			return err
 		}
 		if _, err := tx.Exec(ctx, `INSERT INTO testlog (follower_id, followee_id, version) VALUES ($1, $2, $3)`,
-			int64(f.FollowerID), int64(f.FolloweeID), f.Version); err != nil {
+			f.FollowerID, f.FolloweeID, f.Version); err != nil {
 			return err
 		}
 	}
@@ -91,7 +91,7 @@ func newRigOn(t testing.TB, db *testkit.DB, js jetstream.JetStream, cfg broker.C
 	t.Helper()
 	r := &rig{t: t, url: db.URL, owner: db.Pool(t, postgres.RoleOwner), system: db.Pool(t, postgres.RoleSystem),
 		worker: db.Pool(t, postgres.RoleConsumer), cfg: cfg, js: js, tails: map[string]uint64{}}
-	r.exec(`CREATE TABLE testlog (id bigserial, follower_id bigint, followee_id bigint, version bigint CHECK (version < 1000))`)
+	r.exec(`CREATE TABLE testlog (id bigserial, follower_id text, followee_id text COLLATE "C", version bigint CHECK (version < 1000))`)
 	r.exec(`GRANT ALL ON testlog, testlog_id_seq TO tidings_consumer`)
 	for i := range n {
 		r.declare(broker.Partition{Number: i, FirstSlot: i * event.Slots / n, LastSlot: (i+1)*event.Slots/n - 1})
@@ -131,7 +131,7 @@ func (r *rig) close(partition int) {
 
 // of returns the partition of an aggregate. It uses a simpler hash than the product.
 func (r *rig) of(followee event.ID) int {
-	slot := int(followee % event.Slots)
+	slot := testkit.Number(followee) % event.Slots
 	i := slices.IndexFunc(r.open, func(s broker.Stream) bool { return s.FirstSlot <= slot && slot <= s.LastSlot })
 	return r.open[i].Number
 }
@@ -287,7 +287,7 @@ func (r *rig) lines() []line {
 
 func (r *rig) wantLines(want []line) {
 	r.t.Helper()
-	slices.SortStableFunc(want, func(a, b line) int { return int(a.FolloweeID - b.FolloweeID) })
+	slices.SortStableFunc(want, func(a, b line) int { return strings.Compare(string(a.FolloweeID), string(b.FolloweeID)) })
 	if diff := cmp.Diff(want, r.lines()); diff != "" {
 		r.t.Errorf("applied (-want +got):\n%s", diff)
 	}
@@ -297,11 +297,14 @@ func (r *rig) wantLines(want []line) {
 func (r *rig) flood(n int) (want []line) {
 	r.t.Helper()
 	for i := 0; i < n; {
-		followee := event.ID(100 + i%53)
+		followee := event.IDOf(100 + i%53)
+		if i%3 == 2 {
+			followee = "auth0|" + followee
+		}
 		var events []event.Event
 		for range min(1+i%7, n-i) {
-			events = append(events, follow(event.ID(i+1), followee, int64(1+i%5)))
-			want = append(want, line{event.ID(i + 1), followee, int64(1 + i%5)})
+			events = append(events, follow(event.IDOf(i+1), followee, int64(1+i%5)))
+			want = append(want, line{event.IDOf(i + 1), followee, int64(1 + i%5)})
 			i++
 		}
 		r.publish(events...)
@@ -353,7 +356,7 @@ func TestBatchesAreAsLargeAsTheLag(t *testing.T) {
 	var waits []time.Duration
 	for i := range int64(20) {
 		start := time.Now()
-		r.publish(follow(event.IDOf(i+1), 3, 1))
+		r.publish(follow(event.IDOf(i+1), "3", 1))
 		if got := <-sizes; got != 1 {
 			t.Errorf("a batch of %d events, want 1", got)
 		}
@@ -368,22 +371,22 @@ func TestBatchesAreAsLargeAsTheLag(t *testing.T) {
 
 func TestWhatIsNotWantedIsPassedOver(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
-	thread, unknown := follow(1, 2, 1), follow(1, 2, 1)
+	thread, unknown := follow("1", "2", 1), follow("1", "2", 1)
 	thread.AggregateType, thread.Type = event.AggregateThread, event.Updated
 	unknown.AggregateType = "like"
-	r.publish(follow(1, 2, 1), thread, unknown, follow(1, 2, 2))
+	r.publish(follow("1", "2", 1), thread, unknown, follow("1", "2", 2))
 	in := r.run(r.system, logbook{})
 	r.awaitLag(0)
-	r.wantLines([]line{{1, 2, 1}, {1, 2, 2}})
+	r.wantLines([]line{{"1", "2", 1}, {"1", "2", 2}})
 	in.awaitMetric(t, "tidings_consumer_skipped_total", 2)
 }
 
 // deadLetters returns the parked versions by followee.
-func (r *rig) deadLetters() map[int64][]string {
+func (r *rig) deadLetters() map[event.ID][]string {
 	rows, _ := r.owner.Query(context.Background(), `SELECT aggregate_id, event_type, error FROM consumer_dead_letters
 		WHERE consumer_name = $1 ORDER BY stream_seq`, name)
-	all := map[int64][]string{}
-	var id int64
+	all := map[event.ID][]string{}
+	var id event.ID
 	var typ, text string
 	if _, err := pgx.ForEachRow(rows, []any{&id, &typ, &text}, func() error {
 		all[id] = append(all[id], typ+": "+text)
@@ -399,22 +402,22 @@ func TestPoisonStopsItsOwnAggregateOnly(t *testing.T) {
 		"an event type of the future":      func(e *event.Event) { e.Type = "muted" },
 		"an event version of the future":   func(e *event.Event) { e.Version = 2 },
 		"a payload that does not decode":   func(e *event.Event) { e.Payload = []byte(`{"follower_id": 1`) },
-		"a payload that the table refuses": func(e *event.Event) { *e = follow(1, e.AggregateID, 5000) },
+		"a payload that the table refuses": func(e *event.Event) { *e = follow("1", e.AggregateID, 5000) },
 	}
 	for what, damage := range poison {
 		t.Run(what, func(t *testing.T) {
 			r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
-			bad := follow(1, 3, 2)
+			bad := follow("1", "3", 2)
 			damage(&bad)
 			const same = 35 // another aggregate of the same partition
-			r.publish(follow(1, 3, 1), bad, follow(1, same, 1), follow(1, 3, 3))
+			r.publish(follow("1", "3", 1), bad, follow("1", event.IDOf(same), 1), follow("1", "3", 3))
 			in := r.run(r.system, logbook{})
 			r.awaitLag(0)
-			r.publish(follow(1, 3, 4), follow(1, same, 2)) // in a later batch
+			r.publish(follow("1", "3", 4), follow("1", event.IDOf(same), 2)) // in a later batch
 			r.awaitLag(0)
-			r.wantLines([]line{{1, 3, 1}, {1, same, 1}, {1, same, 2}})
+			r.wantLines([]line{{"1", "3", 1}, {"1", event.IDOf(same), 1}, {"1", event.IDOf(same), 2}})
 			dead := r.deadLetters()
-			if len(dead) != 1 || len(dead[3]) != 3 || !strings.HasPrefix(dead[3][0], bad.Type+": ") {
+			if len(dead) != 1 || len(dead["3"]) != 3 || !strings.HasPrefix(dead["3"][0], bad.Type+": ") {
 				t.Fatalf("dead letters: %v", dead)
 			}
 			testkit.Eventually(t, "the gauge",
@@ -429,8 +432,8 @@ func TestAnEventThatFailsHalfwayLeavesNothing(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	var defect bad
-	defect.set(3, 2)
-	r.publish(follow(1, 3, 1), follow(1, 3, 2), follow(1, 35, 1))
+	defect.set("3", 2)
+	r.publish(follow("1", "3", 1), follow("1", "3", 2), follow("1", "35", 1))
 	r.run(r.system, logbook{hook: func(ctx context.Context, tx pgx.Tx, events []event.Event) error {
 		err := defect.hook(ctx, tx, events)
 		if err != nil {
@@ -440,24 +443,25 @@ func TestAnEventThatFailsHalfwayLeavesNothing(t *testing.T) {
 		return err
 	}})
 	r.awaitLag(0)
-	r.wantLines([]line{{1, 3, 1}, {1, 35, 1}})
-	if dead := r.deadLetters(); len(dead[3]) != 1 {
+	r.wantLines([]line{{"1", "3", 1}, {"1", "35", 1}})
+	if dead := r.deadLetters(); len(dead["3"]) != 1 {
 		t.Errorf("dead letters: %v", dead)
 	}
 }
 
 func TestADamagedEnvelopeIsParked(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
-	r.publish(follow(1, 3, 1))
+	r.publish(follow("1", "3", 1))
 	r.publishWith(func(m *nats.Msg) {
 		m.Header.Set(event.HeaderTime, "yesterday\x01")
 		m.Data = []byte("a\x00b")
-	}, follow(1, 3, 2))
-	r.publish(follow(1, 3, 3), follow(1, 35, 1))
+	}, follow("1", "3", 2))
+	r.publishWith(func(m *nats.Msg) { m.Header.Set(event.HeaderSubject, "3\x00\xff") }, follow("1", "3", 2)) // no id, nor a text
+	r.publish(follow("1", "3", 3), follow("1", "35", 1))
 	r.run(r.system, logbook{})
 	r.awaitLag(0)
-	r.wantLines([]line{{1, 3, 1}, {1, 35, 1}})
-	if dead := r.deadLetters(); len(dead[3]) != 2 {
+	r.wantLines([]line{{"1", "3", 1}, {"1", "35", 1}})
+	if dead := r.deadLetters(); len(dead["3"]) != 2 || len(dead[""]) != 1 {
 		t.Errorf("dead letters: %v", dead)
 	}
 }
@@ -465,7 +469,7 @@ func TestADamagedEnvelopeIsParked(t *testing.T) {
 func TestTheDatabasesOwnTroubleIsNotPoison(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	r.exec(`REVOKE ALL ON testlog FROM tidings_consumer`)
-	r.publish(follow(1, 3, 1))
+	r.publish(follow("1", "3", 1))
 	in := r.run(r.system, logbook{})
 	testkit.Eventually(t, "two failures", func() (bool, error) { return in.metric(t, "tidings_consumer_failures_total") >= 2, nil })
 	if err := in.Ready(context.Background()); err == nil {
@@ -473,7 +477,7 @@ func TestTheDatabasesOwnTroubleIsNotPoison(t *testing.T) {
 	}
 	r.exec(`GRANT ALL ON testlog TO tidings_consumer`)
 	r.awaitLag(0)
-	r.wantLines([]line{{1, 3, 1}})
+	r.wantLines([]line{{"1", "3", 1}})
 	if dead := r.deadLetters(); len(dead) > 0 {
 		t.Errorf("dead letters: %v", dead)
 	}
@@ -489,7 +493,7 @@ func TestAnErrorOfTheDatabaseParksNothing(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 			failures := 0
-			r.publish(follow(1, 3, 1))
+			r.publish(follow("1", "3", 1))
 			r.run(r.system, logbook{hook: func(ctx context.Context, tx pgx.Tx, _ []event.Event) error {
 				if failures++; failures > 7 {
 					return nil
@@ -498,7 +502,7 @@ func TestAnErrorOfTheDatabaseParksNothing(t *testing.T) {
 				return err
 			}})
 			r.awaitLag(0)
-			r.wantLines([]line{{1, 3, 1}})
+			r.wantLines([]line{{"1", "3", 1}})
 			if dead := r.deadLetters(); len(dead) > 0 {
 				t.Errorf("dead letters: %v", dead)
 			}
@@ -555,25 +559,25 @@ func (r *rig) delete(partition int, seqs ...uint64) {
 func TestWhatWasErasedIsPassedOver(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	for v := range int64(8) {
-		r.publish(follow(1, 3, v+1))
+		r.publish(follow("1", "3", v+1))
 	}
 	r.erase(0, 1, 2, 5, 8) // at the head, in the middle and at the end
 	r.awaitLag(8)
 	in := r.run(r.system, logbook{})
 	r.awaitLag(0)
-	want := []line{{1, 3, 3}, {1, 3, 4}, {1, 3, 6}, {1, 3, 7}}
+	want := []line{{"1", "3", 3}, {"1", "3", 4}, {"1", "3", 6}, {"1", "3", 7}}
 	r.wantLines(want)
 	// The same with a running consumer, and with erased events at the end that it has not read.
-	r.publish(follow(1, 3, 9))
+	r.publish(follow("1", "3", 9))
 	r.awaitLag(0)
 	in.stop()
-	r.publish(follow(1, 3, 10), follow(1, 3, 11))
+	r.publish(follow("1", "3", 10), follow("1", "3", 11))
 	r.erase(0, 10, 11)
 	in = r.run(r.system, logbook{})
 	r.awaitLag(0)
-	r.publish(follow(1, 3, 12))
+	r.publish(follow("1", "3", 12))
 	r.awaitLag(0)
-	r.wantLines(append(want, line{1, 3, 9}, line{1, 3, 12}))
+	r.wantLines(append(want, line{"1", "3", 9}, line{"1", "3", 12}))
 	if err := in.Ready(context.Background()); err != nil {
 		t.Errorf("ready: %v", err)
 	}
@@ -595,12 +599,12 @@ func TestAHoleStopsItsPartitionOnly(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			r := newRig(t, testkit.Postgres(t), testkit.NATS(t), 2)
-			r.publish(follow(1, 3, 1), follow(1, 20, 1))
+			r.publish(follow("1", "3", 1), follow("1", "20", 1))
 			in := r.run(r.system, logbook{})
 			r.awaitLag(0)
 			in.stop()
 			for v := range int64(6) {
-				r.publish(follow(1, 3, v+2))
+				r.publish(follow("1", "3", v+2))
 			}
 			if c.expired > 0 {
 				testkit.Expire(t, r.stream(0), c.expired)
@@ -609,16 +613,16 @@ func TestAHoleStopsItsPartitionOnly(t *testing.T) {
 			r.erase(0, c.erased...)
 			in = r.run(r.system, logbook{})
 			r.awaitStuck(in, 1, c.why)
-			r.publish(follow(1, 20, 2))
+			r.publish(follow("1", "20", 2))
 			r.awaitLag(c.left)
 			testkit.Eventually(t, "the gauge of the lag",
 				func() (bool, error) { return in.metric(t, "tidings_consumer_lag_messages") == float64(c.left), nil })
-			r.wantFollowee(20, 2)
-			r.wantFollowee(3, int(7-c.left))
+			r.wantFollowee("20", 2)
+			r.wantFollowee("3", int(7-c.left))
 			r.exec(`UPDATE consumer_offsets SET last_processed_id = 7 WHERE partition_key = 'EVENTS-0'`) // as a replay does
 			testkit.Eventually(t, "the partition to continue",
 				func() (bool, error) { err := in.Ready(context.Background()); return err == nil, err })
-			r.publish(follow(1, 3, 8))
+			r.publish(follow("1", "3", 8))
 			r.awaitLag(0)
 		})
 	}
@@ -634,20 +638,20 @@ func (r *rig) wantFollowee(followee event.ID, n int) {
 		}
 	}
 	if got != n {
-		r.t.Errorf("%d events of %d are applied, want %d", got, followee, n)
+		r.t.Errorf("%d events of %s are applied, want %d", got, followee, n)
 	}
 }
 
 func TestAPartitionWhoseAppliedMessagesExpiredGoesOn(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	r.run(r.system, logbook{})
-	r.publish(follow(1, 3, 1))
+	r.publish(follow("1", "3", 1))
 	r.awaitLag(0)
 	testkit.Expire(t, r.stream(0), 0)
 	r.awaitLag(0)
-	r.publish(follow(1, 3, 2))
+	r.publish(follow("1", "3", 2))
 	r.awaitLag(0)
-	r.wantLines([]line{{1, 3, 1}, {1, 3, 2}})
+	r.wantLines([]line{{"1", "3", 1}, {"1", "3", 2}})
 }
 
 // TestABatchOfAnotherStreamIsNotApplied assigns the offset to another stream between the reading of
@@ -655,13 +659,13 @@ func TestAPartitionWhoseAppliedMessagesExpiredGoesOn(t *testing.T) {
 func TestABatchOfAnotherStreamIsNotApplied(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	in := r.run(r.system, logbook{})
-	r.publish(follow(1, 3, 1))
+	r.publish(follow("1", "3", 1))
 	r.awaitLag(0)
 	err := postgres.InTx(t.Context(), r.owner, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(t.Context(), `UPDATE consumer_offsets SET stream_created = now()`); err != nil {
 			return err
 		}
-		r.publish(follow(1, 3, 2))
+		r.publish(follow("1", "3", 2))
 		r.awaitOffsetLock()
 		return nil
 	})
@@ -669,7 +673,7 @@ func TestABatchOfAnotherStreamIsNotApplied(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.awaitStuck(in, 1, "was recreated")
-	r.wantLines([]line{{1, 3, 1}})
+	r.wantLines([]line{{"1", "3", 1}})
 }
 
 // awaitOffsetLock waits until a consumer waits for the offset of a batch.
@@ -696,7 +700,7 @@ func (r *rig) remake(n int) {
 	r.open = r.open[1:]
 	r.declare(old)
 	for v := range n {
-		r.publish(follow(1, 3, int64(v+1)))
+		r.publish(follow("1", "3", int64(v+1)))
 	}
 }
 
@@ -757,12 +761,12 @@ func TestTheBatchInHandIsFinishedAtShutdown(t *testing.T) {
 		<-goOn
 		return ctx.Err()
 	}})
-	r.publish(follow(1, 3, 1))
+	r.publish(follow("1", "3", 1))
 	<-inBatch
 	in.cancel() // when it returns, every context that ends with the instance's has ended
 	close(goOn)
 	in.stop()
-	r.wantLines([]line{{1, 3, 1}})
+	r.wantLines([]line{{"1", "3", 1}})
 	if l := r.lag(); l.Messages != 0 {
 		t.Errorf("lag %+v", l)
 	}
@@ -794,7 +798,7 @@ func TestLagCountsWhatIsNotApplied(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t), 4)
 	r.awaitLag(0) // no offsets, no events
 	for range 10 {
-		r.publish(follow(1, 3, 1), follow(1, 11, 1), follow(1, 19, 1))
+		r.publish(follow("1", "3", 1), follow("1", "11", 1), follow("1", "19", 1))
 	}
 	for partition, offset := range map[int]int64{0: 4, 1: 10} { // the third partition has no offset
 		r.exec(`INSERT INTO consumer_offsets (consumer_name, partition_key, last_processed_id) VALUES ($1, $2, $3)`, name,
@@ -833,7 +837,7 @@ func TestAsOfAndLagAreByTheBrokersClock(t *testing.T) {
 			}
 			began := time.Now()
 			in := r.run(r.system, logbook{})
-			r.publish(follow(1, 3, 1))
+			r.publish(follow("1", "3", 1))
 			r.awaitLag(0)
 			published := time.Now()
 			testkit.Eventually(t, "as_of to move", func() (bool, error) {
@@ -850,7 +854,7 @@ func TestAsOfAndLagAreByTheBrokersClock(t *testing.T) {
 			if _, err := tx.Exec(t.Context(), `SELECT FROM consumer_offsets FOR UPDATE`); err != nil {
 				t.Fatal(err)
 			}
-			r.publish(follow(1, 3, 2))
+			r.publish(follow("1", "3", 2))
 			r.awaitOffsetLock()
 			testkit.Eventually(t, "the gauge of the lag",
 				func() (bool, error) { return in.metric(t, "tidings_consumer_lag_seconds") > 0, nil })
@@ -879,7 +883,7 @@ func (r *rig) asOf() (at time.Time) {
 
 func TestAsOfBeginsWithTheStream(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
-	r.publish(follow(1, 3, 1))
+	r.publish(follow("1", "3", 1))
 	r.run(r.system, logbook{hook: func(context.Context, pgx.Tx, []event.Event) error { return context.Canceled }}) // no batch is applied
 	created := r.open[0].Created
 	testkit.Eventually(t, "the offsets", func() (bool, error) { return r.asOf().Unix() > 0, nil })
@@ -894,7 +898,7 @@ func TestAsOfIsTrueAndMovesWithoutEvents(t *testing.T) {
 	if at := asOf(); at.Unix() != 0 {
 		t.Errorf("before the first run as_of is %s", at)
 	}
-	r.publish(follow(1, 3, 1))
+	r.publish(follow("1", "3", 1))
 	start := time.Now()
 	in := r.run(r.system, logbook{})
 	after := func(what string, than time.Time) time.Time {
@@ -910,7 +914,7 @@ func TestAsOfIsTrueAndMovesWithoutEvents(t *testing.T) {
 	after("it to move while nothing is written", first)
 	in.stop()
 	stopped := asOf()
-	r.publish(follow(1, 3, 2))
+	r.publish(follow("1", "3", 2))
 	if at := asOf(); !at.Equal(stopped) {
 		t.Errorf("as_of moved from %s to %s while no instance runs", stopped, at)
 	}
@@ -921,14 +925,14 @@ func TestAsOfDoesNotPassAnEventThatIsNotApplied(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	in := r.run(r.system, logbook{hook: func(_ context.Context, _ pgx.Tx, events []event.Event) error {
-		if events[0].AggregateID == 4 {
+		if events[0].AggregateID == "4" {
 			return context.Canceled
 		}
 		return nil
 	}})
-	r.publish(follow(1, 3, 1))
+	r.publish(follow("1", "3", 1))
 	r.awaitLag(0)
-	msg, err := r.stream(0).GetMsg(t.Context(), r.publish(follow(1, 4, 1)))
+	msg, err := r.stream(0).GetMsg(t.Context(), r.publish(follow("1", "4", 1)))
 	if err != nil {
 		t.Fatal(err)
 	}

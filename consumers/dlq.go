@@ -222,7 +222,7 @@ func (res *DeadLetterResult) count(ctx context.Context, tx pgx.Tx) error {
 		"most": maxDeadLetters,
 	})
 	if err := row.Scan(&res.Next, &res.Left); err != nil {
-		return fmt.Errorf("count the dead letters of %s %d: %w", res.Event.AggregateType, res.Event.AggregateID, err)
+		return fmt.Errorf("count the dead letters of %s %s: %w", res.Event.AggregateType, res.Event.AggregateID, err)
 	}
 	return nil
 }
@@ -266,7 +266,7 @@ func retryBatch(ctx context.Context, tx pgx.Tx, p Projection, r DeadLetterReques
 		headers, payload = nil, nil // the events keep them
 		return nil
 	}); err != nil {
-		return fmt.Errorf("read the dead letters of %s %d: %w", res.Event.AggregateType, res.Event.AggregateID, err)
+		return fmt.Errorf("read the dead letters of %s %s: %w", res.Event.AggregateType, res.Event.AggregateID, err)
 	}
 	if _, err := tx.Exec(ctx, planSQL, planArgs(retryIdle, len(ids))); err != nil {
 		return fmt.Errorf("set the planner: %w", err)

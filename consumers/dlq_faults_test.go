@@ -17,12 +17,12 @@ import (
 func TestManyDeadLettersAreRetriedInSeveralTransactions(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	var defect bad
-	defect.set(3, 1)
+	defect.set("3", 1)
 	r.run(r.system, logbook{hook: defect.hook})
 	const n = 2*consumers.MaxDeadLetters + 100
 	events, want := make([]event.Event, n), make([]line, n)
 	for i := range events {
-		events[i], want[i] = follow(event.ID(i+1), 3, 1), line{event.ID(i + 1), 3, 1}
+		events[i], want[i] = follow(event.IDOf(i+1), "3", 1), line{event.IDOf(i + 1), "3", 1}
 	}
 	r.publish(events...)
 	r.awaitLag(0)
@@ -32,7 +32,7 @@ func TestManyDeadLettersAreRetriedInSeveralTransactions(t *testing.T) {
 		return nil
 	}
 	res, err := consumers.NewDeadLetters(r.system, logbook{hook: counting}).Retry(t.Context(),
-		consumers.DeadLetterRequest{ID: r.first(3).ID, Actor: "ann"})
+		consumers.DeadLetterRequest{ID: r.first("3").ID, Actor: "ann"})
 	if err != nil || res.Gone != n || res.Left != 0 ||
 		!slices.Equal(transactions, []int{consumers.MaxDeadLetters, consumers.MaxDeadLetters, 100}) {
 		t.Errorf("%+v, %v, in transactions of %v", res, err, transactions)

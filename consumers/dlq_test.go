@@ -67,7 +67,7 @@ func (r *rig) first(followee event.ID) consumers.DeadLetter {
 	r.t.Helper()
 	all := r.letters(consumers.DeadLetterFilter{AggregateID: followee, First: true})
 	if len(all) != 1 {
-		r.t.Fatalf("%d first dead letters of %d", len(all), followee)
+		r.t.Fatalf("%d first dead letters of %s", len(all), followee)
 	}
 	return all[0]
 }
@@ -87,11 +87,11 @@ func (r *rig) notes() []string {
 func TestARetryAppliesWhatWasParkedInItsOrder(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	var defect bad
-	defect.set(3, 2, 4)
+	defect.set("3", 2, 4)
 	projection := logbook{hook: defect.hook}
 	d := consumers.NewDeadLetters(r.system, projection)
 	r.run(r.system, projection)
-	r.publish(follow(1, 3, 1), follow(1, 3, 2), follow(1, 35, 1), follow(1, 3, 3), follow(1, 3, 4), follow(1, 3, 5))
+	r.publish(follow("1", "3", 1), follow("1", "3", 2), follow("1", "35", 1), follow("1", "3", 3), follow("1", "3", 4), follow("1", "3", 5))
 	r.awaitLag(0)
 	all := r.letters(consumers.DeadLetterFilter{})
 	if len(all) != 4 || !all[0].First || all[1].First || all[0].Event.Seq != 2 || all[3].Event.Seq != 6 ||
@@ -113,15 +113,15 @@ func TestARetryAppliesWhatWasParkedInItsOrder(t *testing.T) {
 			t.Errorf("%+v, want %d gone, %d left from %d on, %q", res, gone, left, next, fault)
 		}
 	}
-	applied := []line{{1, 3, 1}, {1, 35, 1}}
+	applied := []line{{"1", "3", 1}, {"1", "35", 1}}
 	expect(retry(all[0].ID, false), 0, 4, all[0].ID, "version 2 is refused")
-	defect.set(3, 4)
+	defect.set("3", 4)
 	expect(retry(all[0].ID, true), 2, 2, all[2].ID, "version 4 is refused")
 	r.wantLines(applied)
 	expect(retry(all[0].ID, false), 2, 2, all[2].ID, "version 4 is refused")
-	applied = append(applied, line{1, 3, 2}, line{1, 3, 3})
+	applied = append(applied, line{"1", "3", 2}, line{"1", "3", 3})
 	r.wantLines(applied)
-	if now := r.first(3); now.ID != all[2].ID || now.Error != "version 4 is refused" {
+	if now := r.first("3"); now.ID != all[2].ID || now.Error != "version 4 is refused" {
 		t.Errorf("the first one is %+v", now)
 	}
 	if _, err := d.Retry(t.Context(), consumers.DeadLetterRequest{ID: all[0].ID, Actor: "ann"}); !errors.Is(err, consumers.ErrNotParked) {
@@ -140,7 +140,7 @@ func TestARetryAppliesWhatWasParkedInItsOrder(t *testing.T) {
 	}
 
 	// A later event is parked behind the remaining ones, and Discard removes only the first.
-	r.publish(follow(1, 3, 6))
+	r.publish(follow("1", "3", 6))
 	r.awaitLag(0)
 	for _, dry := range []bool{true, false} {
 		res, err := d.Discard(t.Context(), consumers.DeadLetterRequest{ID: all[2].ID, Actor: "bob", DryRun: dry})
@@ -154,9 +154,9 @@ func TestARetryAppliesWhatWasParkedInItsOrder(t *testing.T) {
 	}
 	r.wantLines(applied)
 	expect(retry(all[3].ID, false), 2, 0, 0, "")
-	r.publish(follow(1, 3, 7))
+	r.publish(follow("1", "3", 7))
 	r.awaitLag(0)
-	r.wantLines(append(applied, line{1, 3, 5}, line{1, 3, 6}, line{1, 3, 7}))
+	r.wantLines(append(applied, line{"1", "3", 5}, line{"1", "3", 6}, line{"1", "3", 7}))
 	if diff := cmp.Diff([]string{
 		"ann retry testlog 3 2 version 2 is refused why",
 		"ann retry testlog 3 2  why", "ann retry testlog 3 4  why", "ann retry testlog 3 5 version 4 is refused why",
@@ -170,9 +170,9 @@ func TestARetryAppliesWhatWasParkedInItsOrder(t *testing.T) {
 func TestDeadLettersAreFiltered(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	var defect bad
-	defect.set(3, 1)
+	defect.set("3", 1)
 	r.run(r.system, logbook{hook: defect.hook})
-	r.publish(follow(1, 3, 1), follow(1, 3, 2), follow(1, 3, 3))
+	r.publish(follow("1", "3", 1), follow("1", "3", 2), follow("1", "3", 3))
 	r.awaitLag(0)
 	if _, err := r.owner.Exec(t.Context(), `UPDATE consumer_dead_letters
 		SET dead_at = timestamptz '2026-01-01 00:00:00Z' + interval '1 hour' * stream_seq`); err != nil {
@@ -193,7 +193,7 @@ func TestDeadLettersAreFiltered(t *testing.T) {
 		"another tenant":     {consumers.DeadLetterFilter{TenantID: 99}, nil},
 		"ids":                {consumers.DeadLetterFilter{IDs: []int64{all[2].ID}}, []int64{3}},
 		"another type":       {consumers.DeadLetterFilter{AggregateType: "block"}, nil},
-		"another aggregate":  {consumers.DeadLetterFilter{AggregateID: 4}, nil},
+		"another aggregate":  {consumers.DeadLetterFilter{AggregateID: "4"}, nil},
 		"another event type": {consumers.DeadLetterFilter{EventType: "deleted"}, nil},
 		"an event":           {consumers.DeadLetterFilter{EventID: all[1].Event.ID}, []int64{2}},
 		"before a time":      {consumers.DeadLetterFilter{DeadBefore: at(2)}, []int64{1}},
@@ -214,21 +214,21 @@ func TestDeadLettersAreFiltered(t *testing.T) {
 
 func TestADeadLetterOfAnOlderReleaseOrMendedByHandIsApplied(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
-	broken := follow(1, 3, 2)
+	broken := follow("1", "3", 2)
 	broken.Payload = []byte(`{"follower_id": 1`)
-	r.publish(follow(1, 3, 1), broken, follow(1, 3, 3))
+	r.publish(follow("1", "3", 1), broken, follow("1", "3", 3))
 	r.run(r.system, logbook{})
 	r.awaitLag(0)
 	d := consumers.NewDeadLetters(r.system, logbook{})
-	l, err := d.Get(t.Context(), 0, r.first(3).ID)
+	l, err := d.Get(t.Context(), 0, r.first("3").ID)
 	if err != nil || string(l.Event.Payload) != string(broken.Payload) || l.Headers[event.HeaderID][0] != broken.ID {
 		t.Errorf("%+v, %v", l, err)
 	}
-	r.exec(`UPDATE consumer_dead_letters SET payload = $1 WHERE id = $2`, []byte(follow(1, 3, 2).Payload), l.ID)
+	r.exec(`UPDATE consumer_dead_letters SET payload = $1 WHERE id = $2`, []byte(follow("1", "3", 2).Payload), l.ID)
 	if res, err := d.Retry(t.Context(), consumers.DeadLetterRequest{ID: l.ID, Actor: "ann"}); err != nil || res.Gone != 2 {
 		t.Errorf("%+v, %v", res, err)
 	}
-	r.wantLines([]line{{1, 3, 1}, {1, 3, 2}, {1, 3, 3}})
+	r.wantLines([]line{{"1", "3", 1}, {"1", "3", 2}, {"1", "3", 3}})
 }
 
 // TestARetryBesideTheConsumerLosesDoublesAndReordersNothing lets two operators retry an aggregate
@@ -241,17 +241,18 @@ func TestARetryBesideTheConsumerLosesDoublesAndReordersNothing(t *testing.T) {
 	projection := logbook{hook: func(_ context.Context, _ pgx.Tx, events []event.Event) error {
 		n := refuse.Load()
 		for i := range events {
-			if n > 0 && events[i].AggregateID == 3 && calls.Add(1)%n == 0 {
+			if n > 0 && events[i].AggregateID == "3" && calls.Add(1)%n == 0 {
 				return event.Permanent(errors.New("refused by chance"))
 			}
 		}
 		return nil
 	}}
 	var want []line
-	publish := func(from, to event.ID) {
+	publish := func(from, to int) {
 		for i := from; i <= to; i++ {
-			r.publish(follow(i, 3, 1), follow(i, 35, 1))
-			want = append(want, line{i, 3, 1}, line{i, 35, 1})
+			id := event.IDOf(i)
+			r.publish(follow(id, "3", 1), follow(id, "35", 1))
+			want = append(want, line{id, "3", 1}, line{id, "35", 1})
 		}
 	}
 	publish(1, 100) // the first batches have many events of the aggregate, so one of them is parked
@@ -298,32 +299,32 @@ func TestARetryBesideTheConsumerLosesDoublesAndReordersNothing(t *testing.T) {
 func TestAnEventThatComesDuringARetryIsAppliedBehindIt(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	var defect bad
-	defect.set(3, 2)
+	defect.set("3", 2)
 	r.run(r.system, logbook{hook: defect.hook})
-	r.publish(follow(1, 3, 1), follow(1, 3, 2), follow(1, 3, 3))
+	r.publish(follow("1", "3", 1), follow("1", "3", 2), follow("1", "3", 3))
 	r.awaitLag(0)
 	held := logbook{hook: func(context.Context, pgx.Tx, []event.Event) error {
-		r.publish(follow(1, 3, 4))
+		r.publish(follow("1", "3", 4))
 		r.awaitOffsetLock()
 		return nil
 	}}
-	res, err := consumers.NewDeadLetters(r.system, held).Retry(t.Context(), consumers.DeadLetterRequest{ID: r.first(3).ID, Actor: "ann"})
+	res, err := consumers.NewDeadLetters(r.system, held).Retry(t.Context(), consumers.DeadLetterRequest{ID: r.first("3").ID, Actor: "ann"})
 	if err != nil || res.Gone != 2 || res.Left != 0 {
 		t.Errorf("%+v, %v", res, err)
 	}
 	r.awaitLag(0)
-	r.wantLines([]line{{1, 3, 1}, {1, 3, 2}, {1, 3, 3}, {1, 3, 4}})
+	r.wantLines([]line{{"1", "3", 1}, {"1", "3", 2}, {"1", "3", 3}, {"1", "3", 4}})
 }
 
 func TestARetryThatIsCutOffHasDoneNothing(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	var defect bad
-	defect.set(3, 2)
+	defect.set("3", 2)
 	r.run(r.system, logbook{hook: defect.hook})
-	r.publish(follow(1, 3, 1), follow(1, 3, 2), follow(1, 3, 3))
+	r.publish(follow("1", "3", 1), follow("1", "3", 2), follow("1", "3", 3))
 	r.awaitLag(0)
 	var victim cutter
-	id := r.first(3).ID
+	id := r.first("3").ID
 	cut := logbook{hook: func(context.Context, pgx.Tx, []event.Event) error {
 		victim.set(true)
 		return nil
@@ -335,23 +336,23 @@ func TestARetryThatIsCutOffHasDoneNothing(t *testing.T) {
 	if n, notes := len(r.letters(consumers.DeadLetterFilter{})), r.notes(); n != 2 || len(notes) != 0 {
 		t.Errorf("%d dead letters, notes %v", n, notes)
 	}
-	r.publish(follow(1, 3, 4), follow(1, 35, 1)) // the offset is no longer locked
+	r.publish(follow("1", "3", 4), follow("1", "35", 1)) // the offset is no longer locked
 	r.awaitLag(0)
 	if res, err := consumers.NewDeadLetters(r.system, logbook{}).Retry(t.Context(),
 		consumers.DeadLetterRequest{ID: id, Actor: "ann"}); err != nil || res.Gone != 3 {
 		t.Errorf("%+v, %v", res, err)
 	}
-	r.wantLines([]line{{1, 3, 1}, {1, 3, 2}, {1, 3, 3}, {1, 3, 4}, {1, 35, 1}})
+	r.wantLines([]line{{"1", "3", 1}, {"1", "3", 2}, {"1", "3", 3}, {"1", "3", 4}, {"1", "35", 1}})
 }
 
 // TestDeadLettersOutliveTheirStream repairs a lost stream: a new stream gets the same events.
 func TestDeadLettersOutliveTheirStream(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	var defect bad
-	defect.set(3, 2)
+	defect.set("3", 2)
 	r.run(r.system, logbook{hook: defect.hook})
 	for v := range int64(3) {
-		r.publish(follow(1, 3, v+1))
+		r.publish(follow("1", "3", v+1))
 	}
 	r.awaitLag(0)
 	if n := len(r.letters(consumers.DeadLetterFilter{})); n != 2 {
@@ -359,16 +360,16 @@ func TestDeadLettersOutliveTheirStream(t *testing.T) {
 	}
 	r.replace()
 	for v := range int64(4) {
-		r.publish(follow(1, 3, v+1))
+		r.publish(follow("1", "3", v+1))
 	}
 	r.awaitLag(0)
 	d := consumers.NewDeadLetters(r.system, logbook{})
-	if res, err := d.Retry(t.Context(), consumers.DeadLetterRequest{ID: r.first(3).ID, Actor: "ann"}); err != nil ||
+	if res, err := d.Retry(t.Context(), consumers.DeadLetterRequest{ID: r.first("3").ID, Actor: "ann"}); err != nil ||
 		res.Gone != 6 || res.Left != 0 {
 		t.Errorf("%+v, %v", res, err)
 	}
 	// Unlike projections, the logbook does not compare versions.
-	r.wantLines([]line{{1, 3, 1}, {1, 3, 2}, {1, 3, 3}, {1, 3, 1}, {1, 3, 2}, {1, 3, 3}, {1, 3, 4}})
+	r.wantLines([]line{{"1", "3", 1}, {"1", "3", 2}, {"1", "3", 3}, {"1", "3", 1}, {"1", "3", 2}, {"1", "3", 3}, {"1", "3", 4}})
 }
 
 // replace puts another partition in the place of partition 0, whose stream is lost, as a repair
@@ -392,33 +393,33 @@ func (r *rig) replace() {
 func TestARetryOfAnEndedStreamKeepsItsSuccessorsWaiting(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	var defect bad
-	defect.set(3, 2)
+	defect.set("3", 2)
 	r.run(r.system, logbook{hook: defect.hook})
-	r.publish(follow(1, 3, 1), follow(1, 3, 2))
+	r.publish(follow("1", "3", 1), follow("1", "3", 2))
 	r.close(0)
 	r.declare(broker.Partition{Number: 1, FirstSlot: 0, LastSlot: 31, After: []int{0}})
-	r.publish(follow(1, 4, 1))
+	r.publish(follow("1", "4", 1))
 	r.awaitLag(0)
 	held := logbook{hook: func(context.Context, pgx.Tx, []event.Event) error {
-		r.publish(follow(1, 3, 3))
+		r.publish(follow("1", "3", 3))
 		r.awaitOffsetLock()
 		return nil
 	}}
-	res, err := consumers.NewDeadLetters(r.system, held).Retry(t.Context(), consumers.DeadLetterRequest{ID: r.first(3).ID, Actor: "ann"})
+	res, err := consumers.NewDeadLetters(r.system, held).Retry(t.Context(), consumers.DeadLetterRequest{ID: r.first("3").ID, Actor: "ann"})
 	if err != nil || res.Gone != 1 || res.Left != 0 {
 		t.Errorf("%+v, %v", res, err)
 	}
 	r.awaitLag(0)
-	r.wantLines([]line{{1, 3, 1}, {1, 3, 2}, {1, 3, 3}, {1, 4, 1}})
+	r.wantLines([]line{{"1", "3", 1}, {"1", "3", 2}, {"1", "3", 3}, {"1", "4", 1}})
 }
 
 func TestDeadLettersOfOneCauseAreAGroup(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	var defect bad
-	defect.set(3, 2)
+	defect.set("3", 2)
 	projection := logbook{hook: defect.hook}
 	r.run(r.system, projection)
-	r.publish(follow(1, 3, 1), follow(1, 3, 2), follow(1, 3, 3), follow(1, 3, 4))
+	r.publish(follow("1", "3", 1), follow("1", "3", 2), follow("1", "3", 3), follow("1", "3", 4))
 	r.awaitLag(0)
 	d := consumers.NewDeadLetters(r.system, projection)
 	groups := func(tenant int64) (is []string, all []*deadletter.Group) {
@@ -449,7 +450,7 @@ func TestDeadLettersOfOneCauseAreAGroup(t *testing.T) {
 	if len(got) != 1 || got[0].Group != all[1].ID || !got[0].First {
 		t.Fatalf("%+v", got)
 	}
-	defect.set(3, 3)
+	defect.set("3", 3)
 	refused := errors.New("refused")
 	var noted []string
 	request := consumers.DeadLetterRequest{ID: got[0].ID, Actor: "ann",
@@ -465,8 +466,8 @@ func TestDeadLettersOfOneCauseAreAGroup(t *testing.T) {
 		!slices.Equal(noted, []string{"1 version 3 is refused", "1 version 3 is refused"}) {
 		t.Errorf("%+v, %v, noted %q", res, err, noted)
 	}
-	kept := r.letters(consumers.DeadLetterFilter{Consumer: name, TenantID: 1, AggregateType: "follow", AggregateID: 3,
-		EventID: r.first(3).Event.ID})
+	kept := r.letters(consumers.DeadLetterFilter{Consumer: name, TenantID: 1, AggregateType: "follow", AggregateID: "3",
+		EventID: r.first("3").Event.ID})
 	if len(kept) != 1 || kept[0].Retries != 1 {
 		t.Fatalf("%+v", kept)
 	}

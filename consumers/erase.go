@@ -71,7 +71,7 @@ UPDATE /* consumers.redact_dead_letter */ consumer_dead_letters SET payload = @p
 // Index: consumer_dead_letter_actions_tenant_event_idx, the tenant's. Locks: the rows.
 const (
 	erroneous = ` consumer_dead_letter_actions
- WHERE tenant_id = @tenant AND aggregate_type = @type AND aggregate_id = ANY(@ids::bigint[]) AND error NOT IN ('', @erased)`
+ WHERE tenant_id = @tenant AND aggregate_type = @type AND aggregate_id = ANY(@ids::text[]) AND error NOT IN ('', @erased)`
 	countErrorsSQL = `SELECT /* consumers.count_errors */ count(*) FROM` + erroneous
 	blankErrorsSQL = `
 WITH blanked AS (UPDATE consumer_dead_letter_actions SET error = @erased WHERE id IN (SELECT id FROM` + erroneous + `) RETURNING 1)

@@ -13,7 +13,7 @@ import (
 )
 
 func heartbeat() event.Event {
-	return event.Event{ID: uuid.NewString(), TenantID: event.SystemTenant, AggregateType: event.AggregateHeartbeat, AggregateID: 3,
+	return event.Event{ID: uuid.NewString(), TenantID: event.SystemTenant, AggregateType: event.AggregateHeartbeat, AggregateID: "3",
 		Type: event.Sent, Version: 1, OccurredAt: time.Now(), Payload: json.RawMessage(`{"partition": 0, "interval_seconds": 60}`)}
 }
 
@@ -39,7 +39,7 @@ func (in *instance) path(t *testing.T) (n uint64, age time.Duration) {
 func TestAHeartbeatIsReadPastAndItsAgeObserved(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	in := r.run(r.system, logbook{})
-	r.publish(heartbeat(), follow(1, 2, 1), heartbeat(), follow(1, 2, 2), heartbeat())
+	r.publish(heartbeat(), follow("1", "2", 1), heartbeat(), follow("1", "2", 2), heartbeat())
 	r.awaitLag(0)
 	r.publish(heartbeat())
 	last := r.tails[r.cfg.StreamName(0)]
@@ -83,12 +83,12 @@ func TestAHeartbeatIsReadPastAndItsAgeObserved(t *testing.T) {
 
 	forged := heartbeat()
 	forged.TenantID = 7 // a heartbeat of a tenant
-	r.publish(forged, follow(1, 2, 3))
+	r.publish(forged, follow("1", "2", 3))
 	r.awaitLag(0)
 	if n, _ := in.path(t); n != 5 {
 		t.Errorf("%d heartbeats are observed, want 5: a tenant's heartbeat must not count", n)
 	}
-	r.wantLines([]line{{1, 2, 1}, {1, 2, 2}, {1, 2, 3}})
+	r.wantLines([]line{{"1", "2", 1}, {"1", "2", 2}, {"1", "2", 3}})
 	if n := in.metric(t, "tidings_consumer_parked_total"); n > 0 {
 		t.Errorf("%v events are parked", n)
 	}

@@ -47,16 +47,16 @@ func TestAnEventOfAKindAppliedMeanwhileIsNotPassedOver(t *testing.T) {
 			return err == nil && all[0].Messages == 0, err
 		})
 	}
-	r.publish(follow(7, 3, 1), block(7, 3, 1))
+	r.publish(follow("7", "3", 1), block("7", "3", 1))
 	settled()
 	in.awaitMetric(t, "tidings_consumer_skipped_total", 1) // of an unknown type
 	r.exec(applyKindSQL)
-	r.publish(follow(8, 3, 1), block(8, 3, 1), block(9, 3, 1))
+	r.publish(follow("8", "3", 1), block("8", "3", 1), block("9", "3", 1))
 	settled()
 	err := postgres.InTenant(t.Context(), r.system, 1, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		got, err := followercounts.ReadCounts(t.Context(), tx, []string{"follow", "block"}, []event.ID{3})
+		got, err := followercounts.ReadCounts(t.Context(), tx, []string{"follow", "block"}, []event.ID{"3"})
 		for kind, want := range map[string]int64{"follow": 2, "block": 2} {
-			if n := got[followercounts.Object{Kind: kind, ID: 3}].Incoming; n != want {
+			if n := got[followercounts.Object{Kind: kind, ID: "3"}].Incoming; n != want {
 				t.Errorf("3 has %d incoming edges of %s, want %d", n, kind, want)
 			}
 		}

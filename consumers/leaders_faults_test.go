@@ -136,7 +136,7 @@ func TestWithoutAMajorityNothingIsConfirmed(t *testing.T) {
 	r := c.rig(t, c.config(left, 3), 1)
 	c.leads(r, left, r.cfg.StreamName(0))
 	in := r.runWith(config(), connect(t, r.cfg), r.system, logbook{}) // its own connection, which it may move to another broker
-	r.publish(follow(1, 3, 1))
+	r.publish(follow("1", "3", 1))
 	r.awaitLag(0)
 	testkit.Eventually(t, "as_of to move", func() (bool, error) { return time.Since(r.asOf()) < 2*time.Second, nil })
 	others := []int{(left + 1) % 3, (left + 2) % 3}
@@ -170,9 +170,9 @@ func TestWithoutAMajorityNothingIsConfirmed(t *testing.T) {
 	for _, i := range others {
 		c.start(i)
 	}
-	r.awaitPublish(1, 3, 2)
+	r.awaitPublish("1", "3", 2)
 	r.awaitLag(0)
-	r.wantLines([]line{{1, 3, 1}, {1, 3, 2}})
+	r.wantLines([]line{{"1", "3", 1}, {"1", "3", 2}})
 	testkit.Eventually(t, "ready", func() (bool, error) { err := in.Ready(context.Background()); return err == nil, err })
 }
 
@@ -203,9 +203,9 @@ func TestAStreamWithoutALeaderIsWaitedFor(t *testing.T) {
 		return in.metric(t, "tidings_consumer_partitions_waiting") == float64(len(gone)), nil
 	})
 	for _, s := range r.open {
-		if followee := event.ID(s.FirstSlot + 320); s.Leader != c.opts[victim].ServerName {
-			r.awaitPublish(1, followee, 1)
-			want = append(want, line{1, followee, 1})
+		if followee := event.IDOf(s.FirstSlot + 320); s.Leader != c.opts[victim].ServerName {
+			r.awaitPublish("1", followee, 1)
+			want = append(want, line{"1", followee, 1})
 		}
 	}
 	testkit.Eventually(t, "the other streams", func() (bool, error) { return len(r.lines()) == len(want), nil })
@@ -221,8 +221,8 @@ func TestAStreamWithoutALeaderIsWaitedFor(t *testing.T) {
 		t.Errorf("the lag is %+v, %v", l, err)
 	}
 	c.start(victim)
-	r.awaitPublish(1, event.ID(r.open[gone[0]].FirstSlot+320), 1)
-	want = append(want, line{1, event.ID(r.open[gone[0]].FirstSlot + 320), 1})
+	r.awaitPublish("1", event.IDOf(r.open[gone[0]].FirstSlot+320), 1)
+	want = append(want, line{"1", event.IDOf(r.open[gone[0]].FirstSlot + 320), 1})
 	r.awaitLag(0)
 	r.wantLines(want)
 	testkit.Eventually(t, "ready", func() (bool, error) { err := in.Ready(context.Background()); return err == nil, err })

@@ -31,7 +31,7 @@ func TestAPausedConsumerTakesNothingUntilItIsResumed(t *testing.T) {
 			}
 		}
 	}})
-	r.publish(follow(1, 3, 1))
+	r.publish(follow("1", "3", 1))
 	<-inBatch
 	pause := func(want bool) {
 		t.Helper()
@@ -48,10 +48,10 @@ func TestAPausedConsumerTakesNothingUntilItIsResumed(t *testing.T) {
 			func() (bool, error) { return in.metric(t, "tidings_consumer_paused") == want, nil })
 	}
 	paused(a, 1)
-	r.publish(follow(1, 3, 2))
+	r.publish(follow("1", "3", 2))
 	close(goOn) // the batch in hand is finished
 	r.awaitLag(1)
-	r.wantLines([]line{{1, 3, 1}})
+	r.wantLines([]line{{"1", "3", 1}})
 
 	// The pause also holds for another instance and after a restart, and both are ready.
 	b := r.run(r.system, logbook{})
@@ -84,5 +84,5 @@ func TestAPausedConsumerTakesNothingUntilItIsResumed(t *testing.T) {
 	}
 	paused(b, 0)
 	r.awaitLag(0)
-	r.wantLines([]line{{1, 3, 1}, {1, 3, 2}})
+	r.wantLines([]line{{"1", "3", 1}, {"1", "3", 2}})
 }

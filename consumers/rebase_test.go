@@ -46,13 +46,13 @@ func TestARebaseLeavesConsumersThatHaveSomethingLeftToRead(t *testing.T) {
 func TestAReaderAtTheNumberOfTheClosingMessageStops(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	in := r.run(r.system, logbook{})
-	r.publish(follow(1, 3, 1), follow(2, 3, 1))
+	r.publish(follow("1", "3", 1), follow("2", "3", 1))
 	r.awaitLag(0)
 	in.stop()
 	r.exec(`UPDATE consumer_offsets SET last_processed_id = last_processed_id + 1`)
 	r.close(0)
 	r.declare(broker.Partition{Number: 1, FirstSlot: 0, LastSlot: 31, After: []int{0}})
-	r.publish(follow(1, 3, 2))
+	r.publish(follow("1", "3", 2))
 	r.awaitStuck(r.run(r.system, logbook{}), 1, "its closing message is 3, and the offset is 3")
 }
 
@@ -68,13 +68,13 @@ func TestABatchIsNotAppliedAfterItsOffsetHasChanged(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 			in := r.run(r.system, logbook{})
-			r.publish(follow(1, 3, 1))
+			r.publish(follow("1", "3", 1))
 			r.awaitLag(0)
 			err := postgres.InTx(t.Context(), r.owner, pgx.TxOptions{}, func(tx pgx.Tx) error {
 				if _, err := tx.Exec(t.Context(), `UPDATE consumer_offsets SET `+change); err != nil {
 					return err
 				}
-				r.publish(follow(1, 3, 2))
+				r.publish(follow("1", "3", 2))
 				r.awaitOffsetLock()
 				return nil
 			})
@@ -82,7 +82,7 @@ func TestABatchIsNotAppliedAfterItsOffsetHasChanged(t *testing.T) {
 				t.Fatal(err)
 			}
 			in.stop() // the batch in hand has ended
-			r.wantLines([]line{{1, 3, 1}})
+			r.wantLines([]line{{"1", "3", 1}})
 		})
 	}
 }

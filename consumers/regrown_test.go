@@ -29,20 +29,20 @@ func TestAStreamThatLostItsEndAndGrewAgainIsNotReadOn(t *testing.T) {
 			in := r.run(r.system, logbook{})
 			write := func(followee event.ID, versions ...int64) {
 				for _, v := range versions {
-					r.publish(follow(1, followee, v))
+					r.publish(follow("1", followee, v))
 				}
 			}
-			write(3, 1, 2, 3, 4, 5)
+			write("3", 1, 2, 3, 4, 5)
 			r.awaitLag(0)
 			disk := b.Copy(t)
-			write(3, 6, 7, 8)
+			write("3", 6, 7, 8)
 			r.awaitLag(0)
 			if !running {
 				in.stop()
 			}
 			r.cutPower(b, disk)
-			write(4, 1, 2, 3, 4, 5)
-			write(3, 6, 7, 8, 9)
+			write("4", 1, 2, 3, 4, 5)
+			write("3", 6, 7, 8, 9)
 			if !running {
 				in = r.run(r.system, logbook{})
 			}
@@ -53,8 +53,8 @@ func TestAStreamThatLostItsEndAndGrewAgainIsNotReadOn(t *testing.T) {
 			if stranded, err := consumers.Stranded(t.Context(), r.system, r.js, r.cfg, name); err != nil || stranded[name] == nil {
 				t.Errorf("stranded: %v, %v", stranded, err)
 			}
-			write(3, 10)
-			write(20, 1) // the other partition continues
+			write("3", 10)
+			write("20", 1) // the other partition continues
 			testkit.Eventually(t, "the other partition", func() (bool, error) { return len(r.lines()) == 9, nil })
 			r.awaitStuck(in, 1, "message 8 of stream EVENTS-0 was stored at ")
 
@@ -62,9 +62,9 @@ func TestAStreamThatLostItsEndAndGrewAgainIsNotReadOn(t *testing.T) {
 			r.beginAgain()
 			in = r.run(r.system, logbook{})
 			r.awaitLag(0)
-			want := []line{{1, 4, 1}, {1, 4, 2}, {1, 4, 3}, {1, 4, 4}, {1, 4, 5}, {1, 20, 1}}
+			want := []line{{"1", "4", 1}, {"1", "4", 2}, {"1", "4", 3}, {"1", "4", 4}, {"1", "4", 5}, {"1", "20", 1}}
 			for v := range int64(10) {
-				want = append(want, line{1, 3, v + 1})
+				want = append(want, line{"1", "3", v + 1})
 			}
 			r.wantLines(want)
 			if err := in.Ready(t.Context()); err != nil {
@@ -118,7 +118,7 @@ func TestOnlyAnotherMessageAtTheOffsetStopsAConsumer(t *testing.T) {
 	next := func() {
 		t.Helper()
 		v++
-		r.publish(follow(1, 3, v))
+		r.publish(follow("1", "3", v))
 		r.awaitLag(0)
 	}
 	restarted := func(what string) {
@@ -146,12 +146,12 @@ func TestOnlyAnotherMessageAtTheOffsetStopsAConsumer(t *testing.T) {
 	restarted("an offset that no release with the time has moved") // 6
 	in.stop()
 	v++
-	r.publish(follow(1, 3, v))
+	r.publish(follow("1", "3", v))
 	r.erase(0, uint64(v))
 	in = r.run(r.system, logbook{})
 	r.awaitLag(0) // the offset passes over the erased message
 	v++
-	r.publish(follow(1, 3, v)) // 8
+	r.publish(follow("1", "3", v)) // 8
 	r.awaitLag(0)
 	in.stop()
 	r.exec(another)

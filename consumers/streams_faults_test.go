@@ -226,7 +226,7 @@ func TestAReaderThatIsStartedAnewReadsNoOtherStream(t *testing.T) {
 	conf.LagInterval = time.Minute // only the reader can notice the other stream
 	in := r.runWith(conf, js, r.system, logbook{})
 	for v := range int64(20) {
-		r.publish(follow(1, 3, v+1))
+		r.publish(follow("1", "3", v+1))
 	}
 	r.awaitLag(0)
 	w.Stall()
@@ -234,7 +234,7 @@ func TestAReaderThatIsStartedAnewReadsNoOtherStream(t *testing.T) {
 	r.remake(50)
 	w.Heal()
 	r.awaitStuck(in, 1, "was recreated")
-	r.wantFollowee(3, 20)
+	r.wantFollowee("3", 20)
 }
 
 // TestReadersKnowNothingOfEachOther checks that a reader continues a quiet stream from its offset,
@@ -245,10 +245,10 @@ func TestReadersKnowNothingOfEachOther(t *testing.T) {
 	cfg := config()
 	cfg.Lease.TTL = time.Minute // longer than the test: no reader restarts because a lease expires
 	in := r.runWith(cfg, r.js, r.system, logbook{})
-	r.publish(follow(1, 3, 1), follow(1, 3, 2), follow(1, 20, 1), follow(1, 20, 2))
+	r.publish(follow("1", "3", 1), follow("1", "3", 2), follow("1", "20", 1), follow("1", "20", 2))
 	r.awaitLag(0)
 	in.stop()
-	r.publish(follow(1, 20, 3), follow(1, 20, 4))
+	r.publish(follow("1", "20", 3), follow("1", "20", 4))
 	for p := range 2 {
 		testkit.Eventually(t, "the readers to be gone", func() (bool, error) {
 			for name := range r.readersOf(p) {
@@ -272,7 +272,7 @@ func TestReadersKnowNothingOfEachOther(t *testing.T) {
 		t.Fatal(err)
 	}
 	for v := range int64(20) { // 2 s, in which the consumer checks the stuck partition ten times
-		r.publish(follow(1, 3, v+3))
+		r.publish(follow("1", "3", v+3))
 		testkit.Eventually(t, "the event", func() (bool, error) { return len(r.lines()) == int(5+v), nil })
 		testkit.Eventually(t, "the next check", tick(100*time.Millisecond))
 	}

@@ -63,14 +63,14 @@ func (r *rig) stray(subject string) {
 func TestMessagesThatNoRelayWroteAreSkippedAndCounted(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	in := r.run(r.system, logbook{})
-	r.publish(follow(1, 3, 1))
+	r.publish(follow("1", "3", 1))
 	r.stray("x")
-	r.publish(follow(1, 3, 2))
+	r.publish(follow("1", "3", 2))
 	r.stray("t1.follow.created")
 	r.stray("closed")
-	r.publish(follow(1, 3, 3))
+	r.publish(follow("1", "3", 3))
 	r.awaitLag(0)
-	r.wantLines([]line{{1, 3, 1}, {1, 3, 2}, {1, 3, 3}})
+	r.wantLines([]line{{"1", "3", 1}, {"1", "3", 2}, {"1", "3", 3}})
 	testkit.Eventually(t, "all of them to be counted", func() (bool, error) {
 		return in.metric(t, "tidings_consumer_skipped_total") == 3, nil
 	})
@@ -100,15 +100,15 @@ func TestTheSameEventTwiceIsHarmless(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	once := follow(1, 3, 1)
+	once := follow("1", "3", 1)
 	r.publish(once)
-	r.publish(once, follow(2, 3, 1), once)
+	r.publish(once, follow("2", "3", 1), once)
 	testkit.Eventually(t, "all to be applied", func() (bool, error) {
 		all, err := consumers.Lag(context.Background(), r.system, r.js, r.cfg, followercounts.Name)
 		return err == nil && all[0].Messages == 0, err
 	})
 	var followers int
-	if err := r.owner.QueryRow(t.Context(), `SELECT incoming FROM edge_counts WHERE object_id = 3`).Scan(&followers); err != nil ||
+	if err := r.owner.QueryRow(t.Context(), `SELECT incoming FROM edge_counts WHERE object_id = '3'`).Scan(&followers); err != nil ||
 		followers != 2 {
 		t.Errorf("%d followers, %v", followers, err)
 	}
@@ -168,19 +168,19 @@ var layouts = map[string]struct {
 func TestAStreamIsNotClosedBeforeItsSuccessorsExist(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	in := r.run(r.system, logbook{})
-	r.publish(follow(1, 3, 1))
+	r.publish(follow("1", "3", 1))
 	r.close(0)
 	r.awaitLag(1) // the closing message
 	r.declare(broker.Partition{Number: 1, FirstSlot: 0, LastSlot: 15, After: []int{0}})
-	r.publish(follow(1, 3, 2))
+	r.publish(follow("1", "3", 2))
 	testkit.Eventually(t, "some attempts to close the stream", tick(2*time.Second))
 	if l := r.lag(); l.Messages != 2 {
 		t.Fatalf("lag %+v, want the closing message and the event on the next stream", l)
 	}
-	r.wantLines([]line{{1, 3, 1}})
+	r.wantLines([]line{{"1", "3", 1}})
 	r.declare(broker.Partition{Number: 2, FirstSlot: 16, LastSlot: 31, After: []int{0}})
 	r.awaitLag(0)
-	r.wantLines([]line{{1, 3, 1}, {1, 3, 2}})
+	r.wantLines([]line{{"1", "3", 1}, {"1", "3", 2}})
 	if err := in.Ready(context.Background()); err != nil {
 		t.Errorf("ready: %v", err)
 	}
@@ -198,24 +198,24 @@ func TestAStreamIsNotClosedBeforeItsSuccessorsExist(t *testing.T) {
 func TestALostPredecessorStopsItsSuccessors(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	in := r.run(r.system, logbook{})
-	r.publish(follow(1, 3, 1))
+	r.publish(follow("1", "3", 1))
 	r.awaitLag(0)
 	in.stop()
-	r.publish(follow(1, 3, 2))
+	r.publish(follow("1", "3", 2))
 	r.close(0)
 	s := r.declare(broker.Partition{Number: 1, FirstSlot: 0, LastSlot: 31, After: []int{0}})
-	r.publish(follow(1, 3, 3))
+	r.publish(follow("1", "3", 3))
 	if err := r.js.DeleteStream(t.Context(), r.cfg.StreamName(0)); err != nil {
 		t.Fatal(err)
 	}
 	in = r.run(r.system, logbook{})
 	r.awaitStuck(in, 1, "stream EVENTS-0 is gone")
-	r.wantLines([]line{{1, 3, 1}})
+	r.wantLines([]line{{"1", "3", 1}})
 	if err := consumers.Rebase(t.Context(), r.system, r.cfg.StreamName(0), 0, s); err != nil {
 		t.Fatal(err)
 	}
 	r.awaitLag(0)
-	r.wantLines([]line{{1, 3, 1}, {1, 3, 3}})
+	r.wantLines([]line{{"1", "3", 1}, {"1", "3", 3}})
 
 	// A consumer that never ran stops, too.
 	in.stop()
@@ -231,15 +231,15 @@ func TestAStreamWaitsForAllOfItsPredecessors(t *testing.T) {
 	in := r.run(r.system, logbook{})
 	r.close(0)
 	r.declare(broker.Partition{Number: 2, FirstSlot: 0, LastSlot: 31, After: []int{0, 1}})
-	r.publish(follow(1, 3, 1), follow(1, 20, 1)) // on the new stream, and on the old one that is still open
+	r.publish(follow("1", "3", 1), follow("1", "20", 1)) // on the new stream, and on the old one that is still open
 	r.awaitLag(1)
 	testkit.Eventually(t, "some reads of the streams", tick(2*time.Second))
-	r.wantLines([]line{{1, 20, 1}})
+	r.wantLines([]line{{"1", "20", 1}})
 	if err := in.Ready(context.Background()); err != nil {
 		t.Errorf("ready: %v", err)
 	}
 	r.close(1)
-	r.publish(follow(1, 20, 2))
+	r.publish(follow("1", "20", 2))
 	r.awaitLag(0)
-	r.wantLines([]line{{1, 3, 1}, {1, 20, 1}, {1, 20, 2}})
+	r.wantLines([]line{{"1", "3", 1}, {"1", "20", 1}, {"1", "20", 2}})
 }

@@ -46,9 +46,9 @@ func TestManyDeadLettersDoNotSlowABatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	const batch = 2000
-	tenants, types, ids := make([]int64, batch), make([]string, batch), make([]int64, batch)
+	tenants, types, ids := make([]int64, batch), make([]string, batch), make([]event.ID, batch)
 	for i := range batch {
-		tenants[i], types[i], ids[i] = 1, event.AggregateFollow, int64(i+1)
+		tenants[i], types[i], ids[i] = 1, event.AggregateFollow, event.IDOf(i+1)
 	}
 	err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(t.Context(), planSQL, planArgs(time.Minute, batch)); err != nil {

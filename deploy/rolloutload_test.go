@@ -152,8 +152,9 @@ type edge struct {
 type person struct {
 	*client.Session
 	rng      *rand.Rand
+	n        int
 	id       client.ID
-	objects  client.ID               // the last object of this person; no other person writes to it
+	objects  int                     // the last object of this person; no other person writes to it
 	edges    map[edge]bool           // true if the edge exists
 	children map[string]client.Child // by id, as in the last answer
 	kinds    map[string]string       // the kind of each child, by id
@@ -167,8 +168,8 @@ func newPerson(t *testing.T, b *balancer, token string, n int64) *person {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &person{Session: c.Session(), rng: rand.New(rand.NewPCG(1, uint64(n))), id: event.IDOf(1 + n),
-		objects: event.IDOf(1_000_000 * (1 + n)), edges: map[edge]bool{}, children: map[string]client.Child{}, kinds: map[string]string{}}
+	return &person{Session: c.Session(), rng: rand.New(rand.NewPCG(1, uint64(n))), n: int(n), id: client.IDOf(1 + n),
+		objects: 1_000_000 * int(1+n), edges: map[edge]bool{}, children: map[string]client.Child{}, kinds: map[string]string{}}
 }
 
 // step does one random action.
@@ -187,7 +188,7 @@ func (p *person) step(ctx context.Context) error {
 
 // relate puts or removes an edge, and checks the list of its object.
 func (p *person) relate(ctx context.Context) error {
-	e := edge{edgeKinds[p.rng.IntN(len(edgeKinds))], p.id, 1_000_000*p.id + client.ID(p.rng.IntN(20))}
+	e := edge{edgeKinds[p.rng.IntN(len(edgeKinds))], p.id, client.IDOf(1_000_000*(1+p.n) + p.rng.IntN(20))}
 	edges := p.Edges(e.kind)
 	if p.edges[e] && p.rng.IntN(2) == 0 {
 		if err := edges.Remove(ctx, e.from, e.to); err != nil {
@@ -213,11 +214,11 @@ func (p *person) relate(ctx context.Context) error {
 // write creates a child and checks the list of its object. Half of the comments are replies.
 func (p *person) write(ctx context.Context) error {
 	kind := childKinds[p.rng.IntN(len(childKinds))]
-	object, child := p.objects, client.NewChild{AuthorID: p.id, Body: fmt.Sprintf("said by %d", p.id)}
+	object, child := client.IDOf(p.objects), client.NewChild{AuthorID: p.id, Body: fmt.Sprintf("said by %s", p.id)}
 	switch kind {
 	case "review":
 		p.objects++ // an author has one review per object
-		object, child.Attributes = p.objects, map[string]any{"rating": 1 + p.rng.IntN(5)}
+		object, child.Attributes = client.IDOf(p.objects), map[string]any{"rating": 1 + p.rng.IntN(5)}
 	case "comment":
 		for _, id := range p.ids {
 			if was := p.children[id]; p.kinds[id] == kind && was.State == "VISIBLE" && p.rng.IntN(2) == 0 {
@@ -228,7 +229,7 @@ func (p *person) write(ctx context.Context) error {
 	}
 	c, err := p.Children(kind).Create(ctx, object, child)
 	if err != nil {
-		return fmt.Errorf("write a %s of %d: %w", kind, object, err)
+		return fmt.Errorf("write a %s of %s: %w", kind, object, err)
 	}
 	p.ids, p.children[c.ID], p.kinds[c.ID] = append(p.ids, c.ID), c, kind
 	return p.seen(ctx, kind, c)
@@ -239,12 +240,12 @@ func (p *person) write(ctx context.Context) error {
 func (p *person) seen(ctx context.Context, kind string, c client.Child) error {
 	page, err := p.Children(kind).List(c.Object, client.Order("newest"), client.PageSize(200)).First(ctx)
 	if err != nil {
-		return fmt.Errorf("list the %ss of %d: %w", kind, c.Object, err)
+		return fmt.Errorf("list the %ss of %s: %w", kind, c.Object, err)
 	}
 	i := slices.IndexFunc(page.Items, func(o client.Child) bool { return o.ID == c.ID })
 	switch {
 	case c.State == "VISIBLE" && i < 0 && len(page.Items) < 200:
-		return fmt.Errorf("the list of %d lacks the %s %s", c.Object, kind, c.ID)
+		return fmt.Errorf("the list of %s lacks the %s %s", c.Object, kind, c.ID)
 	case c.State == "VISIBLE" && i >= 0 && (page.Items[i].Body != c.Body || page.Items[i].Version != c.Version):
 		return fmt.Errorf("the list has the %s %s as %q, version %d; the API answered %q, version %d", kind, c.ID, page.Items[i].Body,
 			page.Items[i].Version, c.Body, c.Version)
@@ -274,7 +275,7 @@ func (p *person) change(ctx context.Context) error {
 			p.ids = slices.Delete(p.ids, i, i+1)
 		}
 	default:
-		was, err = children.Edit(ctx, was, client.ChildEdit{Body: fmt.Sprintf("said by %d, version %d", p.id, was.Version+1)})
+		was, err = children.Edit(ctx, was, client.ChildEdit{Body: fmt.Sprintf("said by %s, version %d", p.id, was.Version+1)})
 	}
 	if err != nil {
 		return fmt.Errorf("change the %s %s: %w", kind, id, err)
@@ -285,13 +286,13 @@ func (p *person) change(ctx context.Context) error {
 
 // settings sets the title of a thread to which no other person writes.
 func (p *person) settings(ctx context.Context) error {
-	post := 2_000_000_000 + int64(p.id)
+	post := 2_000_000_001 + p.n
 	comments := p.Children("comment")
 	was, err := comments.Settings(ctx, event.IDOf(post))
 	if err != nil {
 		return fmt.Errorf("read the settings of %d: %w", post, err)
 	}
-	title := fmt.Sprintf("thread of %d, version %d", p.id, was.Version+1)
+	title := fmt.Sprintf("thread of %s, version %d", p.id, was.Version+1)
 	if is, err := comments.PutSettings(ctx, was, client.NewSettings{Title: title}); err != nil || is.Title != title {
 		return fmt.Errorf("set the title of %d: %q, %w", post, is.Title, err)
 	}

@@ -134,13 +134,13 @@ func (r *rollout) direct(api, token string) *client.Client {
 // write with its key, and continues lists with their cursors.
 func (r *rollout) exchange(one, other *client.Client, key string) {
 	r.t.Helper()
-	ctx, post := r.t.Context(), client.ID(3_000_000_000)+client.ID(len(key))+client.ID(key[0])
+	ctx, post := r.t.Context(), client.ID("post-"+key)
 	writer := one.Session()
-	for user := range client.ID(25) {
-		if _, err := writer.Likes.Put(ctx, 5000+user, post); err != nil {
+	for user := range 25 {
+		if _, err := writer.Likes.Put(ctx, event.IDOf(5000+user), post); err != nil {
 			r.t.Fatal(err)
 		}
-		if _, err := writer.Comments.Create(ctx, post, client.NewComment{AuthorID: 5000 + user, Body: "hello"}); err != nil {
+		if _, err := writer.Comments.Create(ctx, post, client.NewComment{AuthorID: event.IDOf(5000 + user), Body: "hello"}); err != nil {
 			r.t.Fatal(err)
 		}
 	}
@@ -149,12 +149,12 @@ func (r *rollout) exchange(one, other *client.Client, key string) {
 		r.t.Errorf("with the token of the other API's writes, the list has %d likers, want 25: %v", len(page.Items), err)
 	}
 	var first, again client.Response
-	was, err := one.Comments.Create(ctx, post, client.NewComment{AuthorID: 5000, Body: "once"}, client.IdempotencyKey(key),
+	was, err := one.Comments.Create(ctx, post, client.NewComment{AuthorID: "5000", Body: "once"}, client.IdempotencyKey(key),
 		client.WithResponse(&first))
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	is, err := other.Comments.Create(ctx, post, client.NewComment{AuthorID: 5000, Body: "once"}, client.IdempotencyKey(key),
+	is, err := other.Comments.Create(ctx, post, client.NewComment{AuthorID: "5000", Body: "once"}, client.IdempotencyKey(key),
 		client.WithResponse(&again))
 	if err != nil || is.CommentID != was.CommentID || !again.Replayed {
 		r.t.Errorf("with the key of the other API's write, the answer is %+v, %v; want the comment %s again", is, err, was.CommentID)

@@ -163,7 +163,7 @@ func TestTheUpstreamPageWorks(t *testing.T) {
 		"follows INSERT",
 		"follows SELECT",
 		"follows UPDATE attributes positioned_at status updated_at version",
-		"function child_event_fits(bigint,text,bigint,jsonb)",
+		"function child_event_fits(bigint,text,text,jsonb)",
 		"likes INSERT",
 		"likes SELECT",
 		"likes UPDATE attributes positioned_at status updated_at version",

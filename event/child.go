@@ -76,8 +76,8 @@ func (e *Event) DecodeChild(n ChildNames) (Child, error) {
 	case c.ReplyTo != "" && !isUUID(c.ReplyTo):
 		err = errors.New("parent_id is not a UUID in lower case with hyphens")
 	case c.Parent != e.AggregateID:
-		err = fmt.Errorf("child %s belongs to %s %d, its event to %d", c.ID, n.Parent, c.Parent, e.AggregateID)
-	case c.AuthorID <= 0:
+		err = fmt.Errorf("the %s of child %s is not its event's aggregate", n.Parent, c.ID)
+	case c.AuthorID == "":
 		err = fmt.Errorf("child %s has no author", c.ID)
 	case c.Version <= 0:
 		err = fmt.Errorf("child %s has version %d", c.ID, c.Version)

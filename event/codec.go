@@ -77,7 +77,9 @@ func (c codec[T]) encode(v T, first, second string) ([]byte, error) {
 func appendValue(out []byte, p any) (_ []byte, empty bool, err error) {
 	switch p := p.(type) {
 	case *ID:
-		return append(strconv.AppendInt(append(out, '"'), int64(*p), 10), '"'), *p == 0, nil
+		if isPlain(string(*p)) {
+			return append(append(append(out, '"'), *p...), '"'), *p == "", nil
+		}
 	case *Time:
 		return append(p.UTC().AppendFormat(append(out, '"'), TimeFormat), '"'), false, nil
 	case *int64:

@@ -2,6 +2,7 @@ package event
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 )
 
@@ -33,7 +34,7 @@ func (e Edge) Active() bool { return e.Status == StatusActive }
 func (e Edge) Encode(n EdgeNames) ([]byte, error) {
 	out, err := edges.encode(e, n.From, n.To)
 	if err != nil {
-		return nil, fmt.Errorf("encode edge %d, %d: %w", e.From, e.To, err)
+		return nil, fmt.Errorf("encode edge %s, %s: %w", e.From, e.To, err)
 	}
 	return out, nil
 }
@@ -49,12 +50,12 @@ func (e *Event) DecodeEdge(n EdgeNames) (Edge, error) {
 		return Edge{}, err
 	}
 	switch {
-	case edge.From <= 0 || edge.To != e.AggregateID:
-		err = fmt.Errorf("the edge leads from %d to %d, but its event belongs to %s %d", edge.From, edge.To, n.To, e.AggregateID)
+	case edge.From == "" || edge.To != e.AggregateID:
+		err = fmt.Errorf("the edge has no %s, or its %s is not its event's aggregate", n.From, n.To)
 	case edge.Version <= 0:
-		err = fmt.Errorf("the edge %d, %d has version %d", edge.From, edge.To, edge.Version)
+		err = fmt.Errorf("the edge has version %d", edge.Version)
 	case edge.Status != StatusActive && edge.Status != StatusRemoved:
-		err = fmt.Errorf("the edge %d, %d has status %.80q", edge.From, edge.To, edge.Status)
+		err = errors.New("the edge has an unknown status")
 	default:
 		return edge, nil
 	}

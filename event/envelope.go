@@ -232,7 +232,10 @@ func Decode(subject string, headers map[string][]string, data []byte) (Event, er
 		e.TenantID = number("tenant", tokens[n-3][1:])
 		e.AggregateType, e.Type = tokens[n-2], tokens[n-1]
 	}
-	e.AggregateID = ID(number(HeaderSubject, get(HeaderSubject)))
+	if e.AggregateID = ID(get(HeaderSubject)); !isID(e.AggregateID) {
+		errs = append(errs, fmt.Sprintf("%s is %.80q", HeaderSubject, e.AggregateID))
+		e.AggregateID = "" // any text could be too long for an index, or none that PostgreSQL takes
+	}
 	e.OutboxID = number(HeaderOutboxID, get(HeaderOutboxID))
 	version, found := strings.CutPrefix(get(HeaderType), "tidings."+e.AggregateType+"."+e.Type+".v")
 	if !found {

@@ -23,13 +23,13 @@ var when = time.Date(2026, 5, 1, 12, 30, 0, 123456000, time.UTC)
 func payloads() map[string]any {
 	t := Time{when}
 	follow := func(status string) Follow {
-		return Follow{FollowerID: 7, FolloweeID: 9007199254740993, Status: status, Version: 3, CreatedAt: t, PositionedAt: t,
+		return Follow{FollowerID: "7", FolloweeID: "9007199254740993", Status: status, Version: 3, CreatedAt: t, PositionedAt: t,
 			UpdatedAt: t, Actor: "user:7"}
 	}
 	comment := func(body, author, moderation, reason string) Comment {
-		return Comment{CommentID: "0196b2d4-7c00-7000-8000-000000000001", PostID: 42,
+		return Comment{CommentID: "0196b2d4-7c00-7000-8000-000000000001", PostID: "42",
 			ParentID: "0196b2d4-7c00-7000-8000-000000000000", Slug: "abcd2345",
-			Path: "0632f8a0000000abcd2344/0632f8a0000001abcd2345", AuthorID: 7, Body: body, AuthorState: author,
+			Path: "0632f8a0000000abcd2344/0632f8a0000001abcd2345", AuthorID: "7", Body: body, AuthorState: author,
 			ModerationState: moderation, Version: 2, CreatedAt: t, UpdatedAt: t, Actor: "user:7", Reason: reason}
 	}
 	return map[string]any{
@@ -41,7 +41,8 @@ func payloads() map[string]any {
 		"comment.moderated": comment("", AuthorActive, ModerationHidden, "spam"),
 		"comment.erased":    comment("", AuthorErased, ModerationNone, ""),
 		"heartbeat.sent":    Heartbeat{Partition: 17, IntervalSeconds: 60},
-		"thread.updated":    Thread{PostID: 42, Locked: true, Premoderate: true, Title: "Rules", Version: 1, UpdatedAt: t, Actor: "user:7"},
+		"thread.updated": Thread{PostID: "42", Locked: true, Premoderate: true, Title: "Rules", Version: 1,
+			UpdatedAt: t, Actor: "user:7"},
 	}
 }
 
@@ -71,7 +72,7 @@ func TestEveryTypeAndVersionStaysReadable(t *testing.T) {
 				if System(aggregate) {
 					tenant = SystemTenant
 				}
-				e := Event{ID: "5b0f6a52-7d9c-4f0a-9d39-0a3c8a1f0001", TenantID: tenant, AggregateType: aggregate, AggregateID: 42,
+				e := Event{ID: "5b0f6a52-7d9c-4f0a-9d39-0a3c8a1f0001", TenantID: tenant, AggregateType: aggregate, AggregateID: "42",
 					Type: typ, Version: version,
 					OccurredAt: when, TraceParent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", Payload: data, OutboxID: 1234}
 				if *update {
@@ -123,7 +124,7 @@ func TestEveryTypeAndVersionStaysReadable(t *testing.T) {
 }
 
 func TestWhatCannotBePublishedIsRefused(t *testing.T) {
-	good := Event{ID: "5b0f6a52-7d9c-4f0a-9d39-0a3c8a1f0001", TenantID: 1, AggregateType: "follow", AggregateID: 1, Type: "created",
+	good := Event{ID: "5b0f6a52-7d9c-4f0a-9d39-0a3c8a1f0001", TenantID: 1, AggregateType: "follow", AggregateID: "1", Type: "created",
 		Version: 1, OccurredAt: when, Payload: []byte(`{}`)}
 	if err := good.Validate(1 << 20); err != nil {
 		t.Fatal(err)
@@ -163,7 +164,7 @@ func TestWhatCannotBePublishedIsRefused(t *testing.T) {
 
 	// The headers that Validate does not check are bounded and clean.
 	longest := Event{
-		ID: good.ID, TenantID: math.MinInt64, AggregateType: strings.Repeat("x", maxToken), AggregateID: math.MinInt64,
+		ID: good.ID, TenantID: math.MinInt64, AggregateType: strings.Repeat("x", maxToken), AggregateID: IDOf(math.MinInt64),
 		Type: strings.Repeat("y", maxToken), Version: math.MinInt16, OccurredAt: when, OutboxID: math.MinInt64, TraceParent: "t",
 	}
 	size := 0
@@ -178,7 +179,7 @@ func TestWhatCannotBePublishedIsRefused(t *testing.T) {
 }
 
 func TestADamagedMessageIsPermanentAndKeepsItsAggregate(t *testing.T) {
-	e := Event{ID: "id", TenantID: 3, AggregateType: "follow", AggregateID: 9, Type: "created", Version: 1, OccurredAt: when, OutboxID: 1}
+	e := Event{ID: "id", TenantID: 3, AggregateType: "follow", AggregateID: "9", Type: "created", Version: 1, OccurredAt: when, OutboxID: 1}
 	for name, damage := range map[string]func(h map[string][]string){
 		"no time":            func(h map[string][]string) { delete(h, HeaderTime) },
 		"no type":            func(h map[string][]string) { delete(h, HeaderType) },
@@ -192,7 +193,7 @@ func TestADamagedMessageIsPermanentAndKeepsItsAggregate(t *testing.T) {
 			if !IsPermanent(err) {
 				t.Errorf("got %v: want a permanent error", err)
 			}
-			if got.TenantID != 3 || got.AggregateType != "follow" || got.AggregateID != 9 {
+			if got.TenantID != 3 || got.AggregateType != "follow" || got.AggregateID != "9" {
 				t.Errorf("the aggregate is lost: %+v", got)
 			}
 		})
@@ -212,7 +213,7 @@ func TestADamagedMessageIsPermanentAndKeepsItsAggregate(t *testing.T) {
 // TestAnEventIsTheSameOnWhicheverSubjectItCame: a resize moves aggregates to other partitions, and
 // live subjects have no partition.
 func TestAnEventIsTheSameOnWhicheverSubjectItCame(t *testing.T) {
-	e := Event{ID: "5b0f6a52-7d9c-4f0a-9d39-0a3c8a1f0001", TenantID: 3, AggregateType: "follow", AggregateID: 9, Type: "created",
+	e := Event{ID: "5b0f6a52-7d9c-4f0a-9d39-0a3c8a1f0001", TenantID: 3, AggregateType: "follow", AggregateID: "9", Type: "created",
 		Version: 1, OccurredAt: when, Payload: []byte(`{}`), OutboxID: 1}
 	for _, subject := range []string{e.Subject("events", 0), e.Subject("my-events", 131), "live.t3.follow.created"} {
 		got, err := Decode(subject, e.Headers(), e.Payload)
@@ -248,14 +249,16 @@ func TestTheClosingMessageIsUnderItsPartitionsSubjects(t *testing.T) {
 }
 
 func TestIDs(t *testing.T) {
-	for _, s := range []string{"1", "9223372036854775807"} {
+	for _, s := range []string{"1", "0", "007", "9223372036854775808", "0196b2d4-7c00-7000-8000-00000000000a",
+		"auth0|5f7c8ec7c33c6c004bbafe82",
+		"7:batch", "a.b@example.com", "...", "~", "+=_-", strings.Repeat("x", 128)} {
 		if id, err := ParseID(s); err != nil || id.String() != s {
 			t.Errorf("%s: got %v, %v", s, id, err)
 		}
 	}
-	for _, s := range []string{"", "0", "-1", "+1", "01", "1.0", "1e3", " 1", "9223372036854775808", "x"} {
+	for _, s := range []string{"", " 1", "1\n", "a/b", "é", "a%20b", "a,b", "*", ".", "..", "\x00", `"`, strings.Repeat("x", 129)} {
 		if id, err := ParseID(s); err == nil {
-			t.Errorf("%q was read as %d", s, id)
+			t.Errorf("%q was read as %s", s, id)
 		}
 	}
 }

@@ -8,7 +8,7 @@ import (
 )
 
 func TestOnlyARelaysMessageIsOurs(t *testing.T) {
-	e := event.Event{ID: "8b5f0d5e-3f1c-4c6a-9f55-0f6f0a1f2b3c", TenantID: 1, AggregateType: event.AggregateFollow, AggregateID: 2,
+	e := event.Event{ID: "8b5f0d5e-3f1c-4c6a-9f55-0f6f0a1f2b3c", TenantID: 1, AggregateType: event.AggregateFollow, AggregateID: "2",
 		Type: event.Created, Version: 1, OutboxID: 7}
 	if !event.Ours(e.Headers()) {
 		t.Error("Ours is false for the headers of an event")

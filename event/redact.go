@@ -136,43 +136,46 @@ func RedactActor(payload []byte, actor string) (redacted []byte, changed bool, e
 
 // People returns the ids under which an erasure may search for a payload. The payload may be of any
 // aggregate type, and need not be valid. People returns every id in it, because only the kind knows
-// which ones are persons. It adds 0, which means anybody, if the payload names a child but no
-// author. A redacted payload names only its actor.
+// which ones are persons. It adds Anybody if the payload may be a child's and names no author. A
+// redacted payload of a child names only its actor.
 func People(eventType string, payload []byte) (ids []ID) {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(payload, &fields) != nil {
 		return nil
 	}
 	var actors []ID
-	author, child, others, content := false, false, 0, false
+	author, child, edge, others, content := false, false, false, 0, false
 	for name, value := range fields {
-		switch id := ID(0); {
+		switch isAuthor := strings.EqualFold(name, "author_id"); {
 		case strings.EqualFold(name, "actor"):
 			var actor string
 			_ = json.Unmarshal(value, &actor) // an actor that is not text names nobody
-			if user, is := strings.CutPrefix(actor, "user:"); is {
-				actors = append(actors, idOf(json.RawMessage(user)))
+			user, is := strings.CutPrefix(actor, "user:")
+			if id, err := ParseID(user); is && err == nil {
+				actors = append(actors, id)
 			}
-		case keptNames[name] && name != "author_id":
+		case name == "status" || name == "positioned_at":
+			edge = true
+		case keptNames[name] && !isAuthor:
 		default:
-			if id = idOf(value); id > 0 {
+			id, isChild := idOf(value), !isAuthor && childID(value) != ""
+			if id != "" {
 				ids = append(ids, id)
 			}
-			isChild := id == 0 && childID(value) != ""
-			author, child = author || id > 0 && strings.EqualFold(name, "author_id"), child || isChild
+			author, child = author || isAuthor && id != "", child || isChild
 			if !keptNames[name] {
 				others++
-				content = content || id == 0 && !isChild
+				content = content || id == "" && !isChild
 			}
 		}
 	}
 	body, has := fields["body"]
 	if erased := eventType == Erased || string(fields["erased"]) == "true"; erased && (!has || string(body) == `""`) &&
-		!content && others <= 2 {
+		!content && !edge && (others == 0 || others <= 2 && child) {
 		return actors
 	}
-	if child && !author {
-		ids = append(ids, 0)
+	if child && !author && !edge {
+		ids = append(ids, Anybody)
 	}
 	return append(ids, actors...)
 }
@@ -200,42 +203,39 @@ type redactedEdge struct {
 	Erased       bool            `json:"erased"`
 }
 
-// Named returns the ids of the ends of an edge that a payload names, in any payload version and any
-// form of the ids. An end is 0 if the payload does not name it.
-func (n EdgeNames) Named(payload []byte) (from, to ID) {
-	var fields map[string]json.RawMessage
-	if json.Unmarshal(payload, &fields) != nil {
-		return 0, 0
-	}
-	for field, value := range fields { // like encoding/json in consumers, ignoring case
-		switch id := idOf(value); {
-		case id != 0 && strings.EqualFold(field, n.From):
-			from = id
-		case id != 0 && strings.EqualFold(field, n.To):
-			to = id
-		}
-	}
-	return from, to
+// namedEnds are the ends of an edge as a payload has them.
+type namedEnds struct {
+	From json.RawMessage `json:"from_id"` // renamed by EdgeNames
+	To   json.RawMessage `json:"to_id"`   // renamed by EdgeNames
 }
 
-// idOf reads an id in any form that a writer may use: text or a number, with leading zeros or zero
-// decimals. It returns 0 for anything else.
-func idOf(raw json.RawMessage) ID {
-	text := string(raw)
-	if n := len(text); n >= 2 && text[0] == '"' && !strings.Contains(text, `\`) { // nearly every id
-		text = text[1 : n-1]
-	} else if json.Unmarshal(raw, &text) != nil {
-		text = string(raw)
-	}
-	whole, decimals, _ := strings.Cut(strings.TrimSpace(text), ".")
-	if strings.Trim(decimals, "0") != "" {
-		return 0
-	}
-	id, err := strconv.ParseInt(whole, 10, 64)
+var namedEndsCodec = newCodec(func(n *namedEnds) []any { return []any{&n.From, &n.To} })
+
+// Named returns the ids of the ends of an edge that a payload names, in any payload version and any
+// form of the ids. An end is empty if the payload does not name it.
+func (n EdgeNames) Named(payload []byte) (from, to ID) {
+	ends, err := namedEndsCodec.decode(payload, n.From, n.To)
 	if err != nil {
-		return 0
+		return "", ""
 	}
-	return ID(id)
+	return idOf(ends.From), idOf(ends.To)
+}
+
+// idOf reads an id in any form that a writer may use: text, or a whole number. It returns "" for
+// anything else.
+func idOf(raw json.RawMessage) ID {
+	var text string
+	if json.Unmarshal(raw, &text) != nil { // no text, so perhaps a number
+		whole, zeros, _ := strings.Cut(string(raw), ".")
+		if n, err := strconv.ParseInt(whole, 10, 64); err == nil && strings.Trim(zeros, "0") == "" {
+			text = strconv.FormatInt(n, 10)
+		}
+	}
+	id, err := ParseID(strings.TrimSpace(text))
+	if err != nil {
+		return ""
+	}
+	return id
 }
 
 // Redact returns the payload of an edge's event without its ends, attributes and actor, and with

@@ -25,7 +25,7 @@ const redactable = `{"comment_id": "` + redactID +
 	"actor": "user:7", "reason": "` + secret + `"}`
 
 func commentOf(payload string) (c Comment, err error) {
-	e := Event{ID: "id", TenantID: 1, AggregateType: AggregateComment, AggregateID: 42, Type: Edited, Version: 1,
+	e := Event{ID: "id", TenantID: 1, AggregateType: AggregateComment, AggregateID: "42", Type: Edited, Version: 1,
 		Payload: json.RawMessage(payload)}
 	return c, e.DecodePayload(&c)
 }
@@ -43,20 +43,21 @@ var oddForms = map[string]string{
 }
 
 func TestOnlyTheOneFormOfIDsIsDecoded(t *testing.T) {
-	if c, err := commentOf(redactable); err != nil || c.CommentID != redactID || c.AuthorID != 7 {
+	if c, err := commentOf(redactable); err != nil || c.CommentID != redactID || c.AuthorID != "7" {
 		t.Fatalf("%+v, %v", c, err)
 	}
 	quoted := func(s string) string { b, _ := json.Marshal(s); return string(b) }
 	bad := map[string][2]string{
-		"author with a leading zero": {`"7"`, `"07700"`},
-		"author in decimals":         {`"7"`, `7700.0`},
-		"author as a number":         {`"7"`, `7`},
-		"no author":                  {`"author_id"`, `"writer_id"`},
-		"no comment":                 {`"comment_id"`, `"id"`},
-		"another post":               {`"42"`, `"43"`},
-		"no post":                    {`"post_id"`, `"post"`},
-		"parent in upper case":       {"00000000000b", "00000000000B"},
-		"an invalid parent":          {"0196b2d4-7c00-7000-8000-00000000000b", "x"},
+		"an author with a blank":  {`"7"`, `"7 "`},
+		"an author without an id": {`"7"`, `""`},
+		"author in decimals":      {`"7"`, `7700.0`},
+		"author as a number":      {`"7"`, `7`},
+		"no author":               {`"author_id"`, `"writer_id"`},
+		"no comment":              {`"comment_id"`, `"id"`},
+		"another post":            {`"42"`, `"43"`},
+		"no post":                 {`"post_id"`, `"post"`},
+		"parent in upper case":    {"00000000000b", "00000000000B"},
+		"an invalid parent":       {"0196b2d4-7c00-7000-8000-00000000000b", "x"},
 	}
 	for form, id := range oddForms {
 		bad["comment "+form] = [2]string{`"` + redactID + `"`, quoted(id)}
@@ -178,7 +179,7 @@ func FuzzWhatIsAppliedIsFound(f *testing.F) {
 			return
 		}
 		if !canonical.MatchString(c.CommentID) || c.ParentID != "" && !canonical.MatchString(c.ParentID) ||
-			c.PostID != 42 || c.AuthorID <= 0 {
+			c.PostID != "42" || c.AuthorID == "" {
 			t.Errorf("a consumer applies %+v", c)
 		}
 		if got := commentNames.Named([]byte(payload)); got != c.CommentID {
@@ -203,31 +204,36 @@ var commentNames = ChildNames{ID: "comment_id", Parent: "post_id"}
 func TestAnEdgesEndsAreFoundInEveryFormAndRedacted(t *testing.T) {
 	names := EdgeNames{From: "user_id", To: "group_id"}
 	for form, from := range map[string]string{
-		"as events have it": `"user_id":"7"`, "a number": `"user_id":7`, "in decimals": `"user_id":7.00`, "with zeros": `"user_id":"007"`,
-		"with blanks": `"user_id":" 7\n"`, "signed": `"user_id":"+7"`,
-		"in capitals": `"USER_ID":"7"`, "beside an invalid one": `"user_id":"x","User_Id":"7"`, "behind an escape": `"user_id":"\u0037"`,
+		"as events have it": `"user_id":"7"`, "a number": `"user_id":7`, "in decimals": `"user_id":7.00`,
+		"with blanks": `"user_id":" 7\n"`, "twice": `"user_id":"8","User_Id":"7"`,
+		"in capitals": `"USER_ID":"7"`, "behind an escape": `"user_id":"\u0037"`,
 	} {
 		payload := `{` + from + `,"group_id":"42","status":"ACTIVE","version":3,"created_at":"2026-05-01T12:30:00.123456Z",` +
 			`"attributes":{"role":"` + secret + `"},"actor":"user:7","more":["7"]}`
-		if a, b := names.Named([]byte(payload)); a != 7 || b != 42 {
-			t.Errorf("%s: found %d and %d", form, a, b)
+		if a, b := names.Named([]byte(payload)); a != "7" || b != "42" {
+			t.Errorf("%s: found %s and %s", form, a, b)
 		}
 		redacted, err := names.Redact([]byte(payload))
 		if want := `{"status":"ACTIVE","version":3,"created_at":"2026-05-01T12:30:00.123456Z","erased":true}`; err != nil ||
 			string(redacted) != want {
 			t.Errorf("%s: %s, %v", form, redacted, err)
 		}
-		if a, b := names.Named(redacted); a != 0 || b != 0 {
-			t.Errorf("%s: redacted, it names %d and %d", form, a, b)
+		if a, b := names.Named(redacted); a != "" || b != "" {
+			t.Errorf("%s: redacted, it names %s and %s", form, a, b)
 		}
 		if again, err := names.Redact(redacted); err != nil || !bytes.Equal(again, redacted) {
 			t.Errorf("%s: redacted twice: %s, %v", form, again, err)
 		}
 	}
-	for _, payload := range []string{`{}`, `[]`, `7`, `{"user_id":"7.5"}`, `{"user_id":null}`, `{"user_id":["7"]}`,
-		`{"user_id":"9223372036854775808"}`, `{"follower_id":"7"}`} {
-		if a, b := names.Named([]byte(payload)); a != 0 || b != 0 {
-			t.Errorf("%s: found %d and %d", payload, a, b)
+	for _, id := range []ID{"null", "true", "1.0", "auth0|7"} { // as text they are ids like any other
+		if a, _ := names.Named([]byte(`{"user_id":"` + id.String() + `"}`)); a != id {
+			t.Errorf("found %q, want %s", a, id)
+		}
+	}
+	for _, payload := range []string{`{}`, `[]`, `7`, `{"user_id":"7/5"}`, `{"user_id":null}`, `{"user_id":["7"]}`,
+		`{"user_id":""}`, `{"user_id":true}`, `{"follower_id":"7"}`} {
+		if a, b := names.Named([]byte(payload)); a != "" || b != "" {
+			t.Errorf("%s: found %s and %s", payload, a, b)
 		}
 	}
 }

@@ -9,7 +9,7 @@ import (
 // TestNoErrorOfAPayloadQuotesIt: such errors are logged, and payloads contain people's texts.
 func TestNoErrorOfAPayloadQuotesIt(t *testing.T) {
 	const secret = "zq7secret"
-	e := Event{ID: "e", AggregateType: "comment", Type: "created", Version: 1, AggregateID: 7}
+	e := Event{ID: "e", AggregateType: "comment", Type: "created", Version: 1, AggregateID: "7"}
 	names := ChildNames{ID: "comment_id", Parent: "post_id"}
 	good := map[string]any{"comment_id": "00000000-0000-4000-8000-000000000001", "post_id": "7", "slug": "a", "path": "a", "author_id": "3",
 		"body": "b", "author_state": "ACTIVE",
@@ -30,7 +30,7 @@ func TestNoErrorOfAPayloadQuotesIt(t *testing.T) {
 			for _, raw := range []string{string(b), strings.TrimSuffix(string(b), "}"), string(b) + secret, secret + string(b)} {
 				e.Payload = []byte(raw)
 				_, childErr := e.DecodeChild(names)
-				_, edgeErr := (&Event{ID: "e", AggregateType: "follow", Type: "created", Version: 1, AggregateID: 7,
+				_, edgeErr := (&Event{ID: "e", AggregateType: "follow", Type: "created", Version: 1, AggregateID: "7",
 					Payload: e.Payload}).DecodeEdge(EdgeNames{From: "comment_id", To: "author_id"})
 				for _, err := range []error{childErr, edgeErr, e.DecodePayload(new(Comment)), e.DecodePayload(new(Thread))} {
 					if err != nil {

@@ -61,38 +61,6 @@ func EventTypes() []string {
 	return all
 }
 
-// ID is a 64-bit id. In JSON it is a decimal string, because JavaScript's numbers are exact only up
-// to 2^53.
-type ID int64
-
-// ParseID reads a decimal id from 1 to 2^63-1, without a sign or leading zeros.
-func ParseID(s string) (ID, error) {
-	n, err := strconv.ParseInt(s, 10, 64)
-	if err != nil || n <= 0 || strconv.FormatInt(n, 10) != s {
-		return 0, fmt.Errorf("%q is not an id, a decimal number from 1 to 9223372036854775807", s)
-	}
-	return ID(n), nil
-}
-
-// IDOf returns the id whose decimal form is n.
-func IDOf[N ~int | ~int64](n N) ID { return ID(n) }
-
-func (id ID) String() string { return strconv.FormatInt(int64(id), 10) }
-
-// MarshalText encodes the id as a decimal string.
-func (id ID) MarshalText() ([]byte, error) { return strconv.AppendInt(nil, int64(id), 10), nil }
-
-// UnmarshalText is ParseID with an error that does not quote its input, because errors of payloads
-// are logged.
-func (id *ID) UnmarshalText(b []byte) error {
-	n, err := ParseID(string(b))
-	if err != nil {
-		return errors.New("an id is not a decimal number from 1 to 9223372036854775807")
-	}
-	*id = n
-	return nil
-}
-
 // TimeFormat is RFC 3339 in UTC with six digits: PostgreSQL's resolution, and sortable as text.
 const TimeFormat = "2006-01-02T15:04:05.000000Z"
 
@@ -171,8 +139,8 @@ func (c Comment) valid(post ID) error {
 	case c.ParentID != "" && !isUUID(c.ParentID):
 		return errors.New("parent_id is not a UUID in lower case with hyphens")
 	case c.PostID != post:
-		return fmt.Errorf("comment %s belongs to post %d, its event to %d", c.CommentID, c.PostID, post)
-	case c.AuthorID <= 0:
+		return fmt.Errorf("the post_id of comment %s is not its event's aggregate", c.CommentID)
+	case c.AuthorID == "":
 		return fmt.Errorf("comment %s has no author", c.CommentID)
 	}
 	return nil

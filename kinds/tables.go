@@ -47,7 +47,7 @@ func truthDrop(name, plural string) []Statement {
 	return []Statement{{"drop the tables of the kind " + name, `SELECT drop_kind($1, $2)`, []any{name, plural}}}
 }
 
-func historyOfEdges(e Edge) []Statement { return history(e.Name, e.Ends[:], "bigint", false) }
+func historyOfEdges(e Edge) []Statement { return history(e.Name, e.Ends[:], "text", false) }
 
 func historyOfChildren(c Child) []Statement {
 	return history(c.Name, []string{c.Names().ID}, "uuid", true)

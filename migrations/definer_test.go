@@ -151,14 +151,14 @@ var calls = map[string]struct {
 }{
 	"make_edge_kind": {args: `'visit', 'visits', 'user_id', 'place_id', true, 2`},
 	"child_event_fits": {
-		args: `1, 'comment', 2, '{"comment_id": "00000000-0000-7000-8000-000000000000", "post_id": "2", "author_id": "3"}'`, setup: `
+		args: `1, 'comment', '2', '{"comment_id": "00000000-0000-7000-8000-000000000000", "post_id": "2", "author_id": "3"}'`, setup: `
 		INSERT INTO children_archive_comment (tenant_id, child_id, object_id, slug, path, author_id, body, author_state, moderation_state,
 		version, created_at, updated_at)
 		  VALUES (1, '00000000-0000-7000-8000-000000000000', 2, 'aaaaaaaa', '00000000000001aaaaaaaa', 3, 'x', 'ACTIVE', 'NONE', 1, now(),
 		  now())`},
 	"make_child_kind": {args: `'answer', 'answers', 'answer_id', 'question_id', true, true, 2`},
-	"make_history":    {args: `'visit', '{user_id,place_id}', 'bigint', true`},
-	"drop_history":    {args: `'visit'`, setup: `SELECT make_history('visit', '{user_id,place_id}', 'bigint', false)`},
+	"make_history":    {args: `'visit', '{user_id,place_id}', 'text', true`},
+	"drop_history":    {args: `'visit'`, setup: `SELECT make_history('visit', '{user_id,place_id}', 'text', false)`},
 	"drop_kind":       {args: `'visit', 'visits'`, setup: `SELECT make_edge_kind('visit', 'visits', 'user_id', 'place_id', true, 2)`},
 	"find_token": {args: `sha256('x')`, setup: `INSERT INTO api_tokens (token_hash, tenant_id, name, roles)
 		VALUES (sha256('x'), 1, 't', '{read}')`},

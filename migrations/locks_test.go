@@ -80,7 +80,7 @@ func TestAMigrationLetsOthersPassWhileItWaitsForAReader(t *testing.T) {
 	for tries := 0; ; tries++ { // others read and write until the migration has retried twice
 		start := time.Now()
 		if _, err := pool.Exec(ctx, `INSERT INTO follows (tenant_id, follower_id, followee_id) VALUES (1, $1, 1000000)`,
-			tries+1); err != nil {
+			fmt.Sprint(tries+1)); err != nil {
 			t.Fatal(err)
 		}
 		slowest = max(slowest, time.Since(start))

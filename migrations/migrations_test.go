@@ -387,7 +387,7 @@ func TestAShelvedThreadThatIsBackTellsWhenAndWhy(t *testing.T) {
 		{`'RETURNED', now(), 'somebody'`, true},
 	} {
 		_, err := owner.Exec(t.Context(), `INSERT INTO archived_threads (tenant_id, kind, object_id, archive_id, state, returned_at,
-			returned_by) VALUES (1, 'comment', $1, 1, `+c.values+`)`, n)
+			returned_by) VALUES (1, 'comment', $1, 1, `+c.values+`)`, fmt.Sprint(n))
 		if postgres.IsCheck(err) != c.refused || !c.refused && err != nil {
 			t.Errorf("%s: %v, want that it is refused: %t", c.values, err, c.refused)
 		}

@@ -20,7 +20,7 @@ const appendSQL = `
 INSERT /* outbox.append */ INTO outbox_messages
        (tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, trace_id)
 SELECT e.tenant_id, e.aggregate_type, e.aggregate_id, e.event_type, e.event_version, e.payload, coalesce(e.occurred_at, now()), e.trace_id
-  FROM unnest(@tenant_ids::bigint[], @aggregate_types::text[], @aggregate_ids::bigint[], @event_types::text[], @event_versions::smallint[],
+  FROM unnest(@tenant_ids::bigint[], @aggregate_types::text[], @aggregate_ids::text[], @event_types::text[], @event_versions::smallint[],
               @payloads::jsonb[], @occurred_ats::timestamptz[], @trace_ids::text[]) WITH ORDINALITY
     AS e(tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, trace_id, ord)
  ORDER BY e.ord

@@ -39,10 +39,10 @@ func TestWhatCannotBePublishedIsNotAppended(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bad := newEvent(1, `1`)
+			bad := newEvent("1", `1`)
 			c.breakIt(&bad)
 			err := postgres.InTx(t.Context(), pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
-				err := Append(t.Context(), tx, []event.Event{newEvent(1, `1`), bad})
+				err := Append(t.Context(), tx, []event.Event{newEvent("1", `1`), bad})
 				var invalid *event.InvalidError
 				if !errors.As(err, &invalid) || invalid.Field != c.field || !strings.Contains(err.Error(), "2 of 2: "+c.field) {
 					t.Errorf("got %v, want an error about %s of the second event", err, c.field)
@@ -86,7 +86,7 @@ func TestWhatWasAppendedIsFoundWhereverItHasMoved(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			db := testkit.Postgres(t)
 			api := db.Pool(t, postgres.RoleAPI)
-			events := []event.Event{newEvent(1, `1`), newEvent(2, `2`)}
+			events := []event.Event{newEvent("1", `1`), newEvent("2", `2`)}
 			appended := func(tenant int64, in bool) (there bool) {
 				t.Helper()
 				err := postgres.InTenant(t.Context(), api, tenant, pgx.TxOptions{}, func(tx pgx.Tx) (err error) {
@@ -121,7 +121,7 @@ func TestWhatIsAppendedCanBePublished(t *testing.T) {
 		low, high := 1, MaxMessage
 		for low+1 < high {
 			n := (low + high) / 2
-			e := newEvent(1, payload(n))
+			e := newEvent("1", payload(n))
 			if check(&e) == nil {
 				low = n
 			} else {
@@ -131,9 +131,9 @@ func TestWhatIsAppendedCanBePublished(t *testing.T) {
 		return payload(low)
 	}
 	events := appendRows(t, pool,
-		newEvent(1, fits(func(n int) string { return `"` + strings.Repeat("x", n) + `"` })),
-		newEvent(1, fits(func(n int) string { return `[1` + strings.Repeat(",1", n) + `]` })),
-		newEvent(1, fits(func(n int) string {
+		newEvent("1", fits(func(n int) string { return `"` + strings.Repeat("x", n) + `"` })),
+		newEvent("1", fits(func(n int) string { return `[1` + strings.Repeat(",1", n) + `]` })),
+		newEvent("1", fits(func(n int) string {
 			var members strings.Builder
 			for i := range n / 8 {
 				fmt.Fprintf(&members, `"%07d":1,`, i)

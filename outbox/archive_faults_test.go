@@ -30,7 +30,7 @@ func TestNobodyWaitsLongBesideAnArchiverThatWaitsForADump(t *testing.T) {
 		t.Fatal(err)
 	}
 	write := func() error { // and claim
-		appendRows(t, pool, newEvent(1, `{}`))
+		appendRows(t, pool, newEvent("1", `{}`))
 		_, err := Exchange(t.Context(), pool, Round{LastSlot: 31, Limit: 10, MaxBytes: 1 << 20, MaxMessage: 1 << 20})
 		return err
 	}

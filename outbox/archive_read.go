@@ -18,7 +18,7 @@ import (
 // UTC, and the payload is in jsonb's form. The database makes the line, so equal rows give equal
 // bytes.
 const archiveLine = `
-json_build_object('id', id::text, 'tenant_id', tenant_id::text, 'aggregate_type', aggregate_type, 'aggregate_id', aggregate_id::text,
+json_build_object('id', id::text, 'tenant_id', tenant_id::text, 'aggregate_type', aggregate_type, 'aggregate_id', aggregate_id,
   'event_type', event_type, 'event_version', event_version, 'payload', payload, 'occurred_at', occurred_at, 'available_at', available_at,
   'processed_at', processed_at, 'attempts', attempts, 'last_error', last_error, 'trace_id', trace_id, 'event_id', event_id,
   'stream_seq', stream_seq::text, 'inserted_at', inserted_at, 'partition', partition, 'slot', slot)::text`

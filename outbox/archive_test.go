@@ -443,7 +443,7 @@ func TestWritersAndClaimsGoOnWhileRangesComeAndGo(t *testing.T) {
 		defer close(over)
 		for ctx.Err() == nil {
 			err := postgres.InTx(t.Context(), pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
-				return Append(t.Context(), tx, slices.Repeat([]event.Event{newEvent(event.ID(written%5), `{}`)}, 3))
+				return Append(t.Context(), tx, slices.Repeat([]event.Event{newEvent(event.IDOf(written%5), `{}`)}, 3))
 			})
 			if err != nil {
 				return fmt.Errorf("write: %w", err)
@@ -552,7 +552,7 @@ func TestTheDefaultRangeCatchesWhatHasNoRangeAndEmptiesByItself(t *testing.T) {
 	if s := stats(); s.Strays != 0 || s.RangesAhead != 2 {
 		t.Errorf("with ranges again: %+v", s)
 	}
-	appendRows(t, pool, newEvent(1, `{}`)) // below the new ranges
+	appendRows(t, pool, newEvent("1", `{}`)) // below the new ranges
 	if got, want := counts(t, pool), "outbox 11, of these default 11, archive 0, kept 0"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}

@@ -58,7 +58,7 @@ func checkClaimed(t *testing.T, pool *pgxpool.Pool, r Round, want ...int64) Clai
 
 func TestWhatIsAppendedIsClaimedInItsOrder(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	in := appendRows(t, pool, newEvent(1, `{"n": 1}`), newEvent(2, `{"n": 2}`), newEvent(1, `{"n": 3}`))
+	in := appendRows(t, pool, newEvent("1", `{"n": 1}`), newEvent("2", `{"n": 2}`), newEvent("1", `{"n": 3}`))
 	c := exchange(t, pool, Round{})
 	if c.More || len(c.Held) > 0 || len(c.Rows) != 3 || c.Upto != math.MaxInt64 || c.Sample != (Horizon{}) ||
 		c.Tail != 0 || c.Closing || c.Closed {
@@ -83,9 +83,9 @@ func TestAClaimIsBoundedByRowsAndBytesWithoutGaps(t *testing.T) {
 	big := `"` + strings.Repeat("x", 998) + `"`
 	var in []event.Event
 	for range 10 {
-		in = append(in, newEvent(1, big))
+		in = append(in, newEvent("1", big))
 	}
-	in = append(in, newEvent(1, `1`))
+	in = append(in, newEvent("1", `1`))
 	appendRows(t, pool, in...)
 	for name, c := range map[string]struct {
 		limit, bytes, want int
@@ -153,7 +153,7 @@ func TestAPayloadTooLargeIsNotLoaded(t *testing.T) {
 
 func TestAFailureIsCountedOnce(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	appendRows(t, pool, newEvent(1, `1`))
+	appendRows(t, pool, newEvent("1", `1`))
 	failures := []Failure{{Row: exchange(t, pool, Round{}).Rows[0], Error: "no"}}
 	if putOff, dead, err := Fail(t.Context(), pool, failures); putOff != 1 || dead != 0 || err != nil {
 		t.Fatalf("got %d, %d, %v", putOff, dead, err)
@@ -177,7 +177,8 @@ func publishAll(t *testing.T, pool *pgxpool.Pool, ids ...int64) {
 
 func TestRowsThatFallDueAreClaimedInTheOrderOfTheirAggregate(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	appendRows(t, pool, newEvent(1, `1`), newEvent(2, `2`), newEvent(1, `3`), newEvent(1, `4`), newEvent(2, `5`), newEvent(3, `6`))
+	appendRows(t, pool, newEvent("1", `1`), newEvent("2", `2`), newEvent("1", `3`), newEvent("1", `4`), newEvent("2", `5`),
+		newEvent("3", `6`))
 	delay(t, pool, -time.Second, 1, 4)
 	delay(t, pool, time.Hour, 2, 3)
 
@@ -200,7 +201,7 @@ func TestRowsThatFallDueAreClaimedInTheOrderOfTheirAggregate(t *testing.T) {
 // round read it.
 func TestADueRowDoesNotOvertakeItsAggregate(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	appendRows(t, pool, newEvent(2, `1`), newEvent(2, `2`), newEvent(1, `3`), newEvent(1, `4`), newEvent(3, `5`))
+	appendRows(t, pool, newEvent("2", `1`), newEvent("2", `2`), newEvent("1", `3`), newEvent("1", `4`), newEvent("3", `5`))
 	delay(t, pool, -time.Second, 4)
 	c := checkClaimed(t, pool, Round{Due: true, Limit: 2}, 1, 2)
 	if !c.More {
@@ -235,7 +236,7 @@ func TestRowsBehindOneThatWaitsAreParkedUntilItWaitsNoLonger(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-			appendRows(t, pool, newEvent(1, `1`), newEvent(2, `2`), newEvent(1, `3`), newEvent(1, `4`))
+			appendRows(t, pool, newEvent("1", `1`), newEvent("2", `2`), newEvent("1", `3`), newEvent("1", `4`))
 			delay(t, pool, 300*archiveDay, 1)
 			held := checkClaimed(t, pool, Round{Due: true}, 2).Held
 			if err := Park(t.Context(), pool, held); err != nil {
@@ -261,7 +262,7 @@ func TestRowsBehindOneThatWaitsAreParkedUntilItWaitsNoLonger(t *testing.T) {
 // it.
 func TestAParkedRowFollowsTheOneAhead(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	appendRows(t, pool, newEvent(1, `1`), newEvent(1, `2`))
+	appendRows(t, pool, newEvent("1", `1`), newEvent("1", `2`))
 	delay(t, pool, time.Hour, 1)
 	if err := Park(t.Context(), pool, exchange(t, pool, Round{}).Held); err != nil {
 		t.Fatal(err)
@@ -310,7 +311,7 @@ func TestTheHorizonIsSampledBeforeTheRoundHasATransaction(t *testing.T) {
 		if c.Sample.LastID != want || c.Sample.XID < c.Xmax || c.Xmax == 0 || len(c.Running) > 0 {
 			t.Errorf("after %d rows the sample is %+v, %v run below %d", want, c.Sample, c.Running, c.Xmax)
 		}
-		if rows := appendRows(t, pool, newEvent(1, `{}`)); rows[0].OutboxID != want+1 {
+		if rows := appendRows(t, pool, newEvent("1", `{}`)); rows[0].OutboxID != want+1 {
 			t.Fatalf("row %d has id %d", want+1, rows[0].OutboxID)
 		}
 	}
@@ -319,7 +320,7 @@ func TestTheHorizonIsSampledBeforeTheRoundHasATransaction(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = tx.Rollback(t.Context()) }()
-	if err := Append(t.Context(), tx, []event.Event{newEvent(1, `{}`)}); err != nil {
+	if err := Append(t.Context(), tx, []event.Event{newEvent("1", `{}`)}); err != nil {
 		t.Fatal(err)
 	}
 	var xid uint64
@@ -343,7 +344,7 @@ func TestTheHorizonIsSampledBeforeTheRoundHasATransaction(t *testing.T) {
 // so claims pass them. When it ends, the next claim takes the lower rows first.
 func TestAClaimBeginsLowerOnceATransactionHasEnded(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	first := appendRows(t, pool, newEvent(1, `1`))[0].OutboxID
+	first := appendRows(t, pool, newEvent("1", `1`))[0].OutboxID
 	late := map[string]uint64{}
 	ends := map[string]func() error{}
 	for _, name := range []string{"first", "second"} {
@@ -352,7 +353,7 @@ func TestAClaimBeginsLowerOnceATransactionHasEnded(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }() // the transaction may have ended
-		if err := Append(t.Context(), tx, []event.Event{newEvent(1, `2`)}); err != nil {
+		if err := Append(t.Context(), tx, []event.Event{newEvent("1", `2`)}); err != nil {
 			t.Fatal(err)
 		}
 		var xid uint64
@@ -361,7 +362,7 @@ func TestAClaimBeginsLowerOnceATransactionHasEnded(t *testing.T) {
 		}
 		late[name], ends[name] = xid, func() error { return tx.Commit(t.Context()) }
 	}
-	last := appendRows(t, pool, newEvent(1, `3`), newEvent(1, `4`))
+	last := appendRows(t, pool, newEvent("1", `3`), newEvent("1", `4`))
 	round := Round{Above: last[0].OutboxID, Open: []Open{{late["first"], first}, {late["second"], first + 1}}}
 	checkClaimed(t, pool, round, last[1].OutboxID)
 	if err := ends["second"](); err != nil {
@@ -379,7 +380,7 @@ func TestAClaimBeginsLowerOnceATransactionHasEnded(t *testing.T) {
 // TestAClaimSaysUpToWhereNothingIsLeft: Upto is below each row that the claim saw and did not take.
 func TestAClaimSaysUpToWhereNothingIsLeft(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	in := appendRows(t, pool, newEvent(1, `"12345678"`), newEvent(2, `"12345678"`), newEvent(3, `"12345678"`))
+	in := appendRows(t, pool, newEvent("1", `"12345678"`), newEvent("2", `"12345678"`), newEvent("3", `"12345678"`))
 	for name, c := range map[string]struct {
 		round Round
 		want  int64

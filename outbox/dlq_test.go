@@ -92,7 +92,7 @@ func contents(t *testing.T, pool *pgxpool.Pool) []string {
 
 func TestTheDLQIsFilteredAndPaged(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	ids := bury(t, pool, dead(1, "post", 7, "a b"), dead(1, "post", 8, "a b"), dead(1, "user", 7, "x.y"), dead(2, "post", 7, "x.y"))
+	ids := bury(t, pool, dead(1, "post", "7", "a b"), dead(1, "post", "8", "a b"), dead(1, "user", "7", "x.y"), dead(2, "post", "7", "x.y"))
 	d := NewDLQ(pool, nil)
 	now := time.Now()
 	for name, c := range map[string]struct {
@@ -104,7 +104,7 @@ func TestTheDLQIsFilteredAndPaged(t *testing.T) {
 		"ids":                     {DLQFilter{IDs: []int64{ids[3], ids[0], 99}}, []int{0, 3}},
 		"no id":                   {DLQFilter{IDs: []int64{}}, nil},
 		"aggregate type":          {DLQFilter{AggregateType: "post"}, []int{0, 1, 3}},
-		"aggregate":               {DLQFilter{TenantID: 1, AggregateType: "post", AggregateID: 7}, []int{0}},
+		"aggregate":               {DLQFilter{TenantID: 1, AggregateType: "post", AggregateID: "7"}, []int{0}},
 		"event type":              {DLQFilter{EventType: "x.y"}, []int{2, 3}},
 		"dead for two and a half": {DLQFilter{DeadBefore: now.Add(-150 * time.Minute)}, []int{0}},
 		"dead for less than that": {DLQFilter{DeadAfter: now.Add(-150 * time.Minute)}, []int{1, 2, 3}},
@@ -149,7 +149,7 @@ func TestTheDLQIsFilteredAndPaged(t *testing.T) {
 func TestADeadMessageIsShown(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool := db.Pool(t, postgres.RoleSystem)
-	in := dead(1, "post", 7, "a b")
+	in := dead(1, "post", "7", "a b")
 	id := bury(t, pool, in)[0]
 	d := NewDLQ(pool, nil)
 	got, err := d.Get(t.Context(), 1, id)
@@ -186,8 +186,8 @@ func TestADeadMessageIsShown(t *testing.T) {
 func TestARetryIsANewRowOfTheSameEvent(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool := db.Pool(t, postgres.RoleSystem)
-	ids := bury(t, pool, dead(1, "post", 7, "a b"), dead(1, "post", 7, "c d"), dead(2, "post", 7, "a b"))
-	later := appendRows(t, pool, newEvent(7, `{}`))[0]
+	ids := bury(t, pool, dead(1, "post", "7", "a b"), dead(1, "post", "7", "c d"), dead(2, "post", "7", "a b"))
+	later := appendRows(t, pool, newEvent("7", `{}`))[0]
 	rows, _ := pool.Query(t.Context(), `SELECT event_id::text FROM outbox_messages_dlq ORDER BY id`)
 	eventIDs, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
@@ -225,7 +225,7 @@ func TestARetryIsANewRowOfTheSameEvent(t *testing.T) {
 		t.Fatalf("claimed %+v", claimed)
 	}
 	for i, r := range claimed.Rows[1:] {
-		want := dead(1, "post", 7, []string{"a b", "c d"}[i])
+		want := dead(1, "post", "7", []string{"a b", "c d"}[i])
 		want.OutboxID, want.ID, want.Version, want.Slot, want.Payload = did[i].NewID, eventIDs[i], 1, slot,
 			[]byte(fmt.Sprintf(`{"n": %d}`, i))
 		if diff := cmp.Diff(Row{Event: want}, r, cmpopts.EquateApproxTime(0)); diff != "" {
@@ -259,7 +259,7 @@ func checkAudit(t *testing.T, pool *pgxpool.Pool, want []DLQAction) {
 
 func TestADiscardLeavesItsNoteAlone(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	ids := bury(t, pool, dead(1, "post", 7, "a b"), dead(1, "post", 8, "c d"), dead(1, "post", 9, "a b"))
+	ids := bury(t, pool, dead(1, "post", "7", "a b"), dead(1, "post", "8", "c d"), dead(1, "post", "9", "a b"))
 	d := NewDLQ(pool, func(int) { t.Error("a discard woke the relay") })
 	did, err := d.Discard(t.Context(), DLQRequest{DLQFilter: DLQFilter{EventType: "a b"}, Limit: 1, Actor: "bob"})
 	if err != nil || len(did) != 1 || did[0].ID != ids[0] || did[0].NewID != 0 || did[0].Action != deadletter.Discard ||
@@ -284,7 +284,7 @@ func TestOfSeveralOperatorsOneGetsAMessage(t *testing.T) {
 	pool, owner := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner)
 	var events []event.Event
 	for i := range 60 {
-		events = append(events, dead(1, "post", event.ID(i+1), "a b"))
+		events = append(events, dead(1, "post", event.IDOf(i+1), "a b"))
 	}
 	ids := bury(t, pool, events...)
 	d := NewDLQ(pool, nil)

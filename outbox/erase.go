@@ -84,7 +84,7 @@ SELECT /* outbox.sweep_dlq */ ` + sweptColumns + `, false
 // Index: by aggregate, in each range: one probe per aggregate, a page in all.   Locks: none.
 const sweepArchiveSQL = `
 SELECT /* outbox.sweep_archive */ page.*
-  FROM unnest(@aggregates::bigint[]) WITH ORDINALITY AS a(id, n)
+  FROM unnest(@aggregates::text[]) WITH ORDINALITY AS a(id, n)
  CROSS JOIN LATERAL (
    SELECT ` + sweptColumns + `, false
      FROM {table} m

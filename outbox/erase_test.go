@@ -73,20 +73,21 @@ func TestASweepReadsPages(t *testing.T) {
 	}
 	check(
 		sweep{"an actor", TableKept, Selection{TenantID: 1, Actor: "user:7"}, all("payload ->> 'actor' = 'user:7'")},
-		sweep{"both", TableKept, Selection{TenantID: 1, Actor: "user:7", Aggregates: map[string][]event.ID{"comment": {50}}},
-			all("(payload ->> 'actor' = 'user:7' OR aggregate_type = 'comment' AND aggregate_id = 50)")},
+		sweep{"both", TableKept, Selection{TenantID: 1, Actor: "user:7", Aggregates: map[string][]event.ID{"comment": {"50"}}},
+			all("(payload ->> 'actor' = 'user:7' OR aggregate_type = 'comment' AND aggregate_id = '50')")},
 	)
 	db.RowsPerStatement(t, sweepWindow, TableDLQ, TableOutbox)
 	// The policy hides the index of actors: no operator on jsonb may read a row before the policy
 	// does.
 	db.RowsPerStatement(t, 2*sweepPage, TableKept)
-	comments := map[string][]event.ID{"comment": {1, 2, 50, 51}, "thread": {2}}
+	comments := map[string][]event.ID{"comment": {"1", "2", "50", "51"}, "thread": {"2"}}
 	check(
 		sweep{"the DLQ", TableDLQ, Selection{TenantID: 1}, all("true")},
 		sweep{"the outbox", TableOutbox, Selection{TenantID: 1}, all("true")},
 		sweep{"what is pending", TableOutbox, Selection{TenantID: 1, Pending: true}, all("id % 10 = 0")},
 		sweep{"aggregates", TableKept, Selection{TenantID: 1, Aggregates: comments},
-			all("(aggregate_type = 'comment' AND aggregate_id IN (1, 2, 50, 51) OR aggregate_type = 'thread' AND aggregate_id = 2)")},
+			all("(aggregate_type = 'comment' AND aggregate_id IN ('1', '2', '50', '51') OR aggregate_type = 'thread' " +
+				"AND aggregate_id = '2')")},
 	)
 }
 
@@ -94,7 +95,7 @@ func TestASweepReadsPages(t *testing.T) {
 func TestARedactionNamesItsEvent(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	in := appendRows(t, pool, newEvent(1, `{"n": 1}`), newEvent(1, `{"n": 2}`))
+	in := appendRows(t, pool, newEvent("1", `{"n": 1}`), newEvent("1", `{"n": 2}`))
 	exec(t, pool, `UPDATE outbox_messages SET processed_at = now(), partition = 0, stream_seq = id`)
 	was := contents(t, pool)
 	tx := func(fn func(tx pgx.Tx) error) {

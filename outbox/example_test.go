@@ -35,7 +35,7 @@ func bookmark(ctx context.Context, pool *pgxpool.Pool, tenant int64, user, post 
 			return nil // nothing changed, so nothing happened
 		}
 		if err != nil {
-			return fmt.Errorf("user %d keeps post %d: %w", user, post, err)
+			return fmt.Errorf("user %s keeps post %s: %w", user, post, err)
 		}
 		payload, err := json.Marshal(state)
 		if err != nil {
@@ -55,7 +55,7 @@ func ExampleAppend() {
 		panic(err)
 	}
 	defer pool.Close()
-	if err := bookmark(ctx, pool, 1, 7, 42); err != nil {
+	if err := bookmark(ctx, pool, 1, "7", "42"); err != nil {
 		panic(err)
 	}
 }
@@ -65,7 +65,7 @@ func ExampleAppend() {
 func TestTheExample(t *testing.T) {
 	db := testkit.Postgres(t)
 	owner := db.Pool(t, postgres.RoleOwner)
-	if _, err := owner.Exec(t.Context(), `CREATE TABLE bookmarks (tenant_id bigint, user_id bigint, post_id bigint,
+	if _, err := owner.Exec(t.Context(), `CREATE TABLE bookmarks (tenant_id bigint, user_id text, post_id text,
 		version bigint NOT NULL DEFAULT 1, PRIMARY KEY (tenant_id, user_id, post_id));
 		GRANT SELECT, INSERT ON bookmarks TO tidings_writer`); err != nil {
 		t.Fatal(err)

@@ -41,7 +41,7 @@ type FindQuery struct {
 	EventID       string
 	TenantID      int64 // required with the aggregate; a filter for the others
 	AggregateType string
-	AggregateID   int64
+	AggregateID   event.ID
 	EventType     string    // a filter; "" for all
 	Since, Until  time.Time // occurred at or after Since and before Until; required if nothing else selects
 	Limit         int
@@ -88,9 +88,9 @@ var (
 	byIDAndEvent = `id = @id AND event_id = @event_id::uuid` + findFilter + ` LIMIT @limit`
 	// A row comparison, not equalities: for an aggregate with many rows the planner would use the
 	// index by id, and filter.
-	byAggregate = `(tenant_id, aggregate_type, aggregate_id, id) >= (@tenant::bigint, @aggregate_type::text, @aggregate_id::bigint, 0)
+	byAggregate = `(tenant_id, aggregate_type, aggregate_id, id) >= (@tenant::bigint, @aggregate_type::text, @aggregate_id::text, 0)
    AND (tenant_id, aggregate_type, aggregate_id, id) <=
-       (@tenant::bigint, @aggregate_type::text, @aggregate_id::bigint, 9223372036854775807)` + ofType + `
+       (@tenant::bigint, @aggregate_type::text, @aggregate_id::text, 9223372036854775807)` + ofType + `
    AND (@since::timestamptz IS NULL OR occurred_at >= @since) AND (@until::timestamptz IS NULL OR occurred_at < @until)
  ORDER BY tenant_id, aggregate_type, aggregate_id, id LIMIT @limit`
 	dlqByAggregate = `tenant_id = @tenant AND aggregate_type = @aggregate_type AND aggregate_id = @aggregate_id` + findFilter +
@@ -135,9 +135,9 @@ func Find(ctx context.Context, pool *pgxpool.Pool, q FindQuery) ([]Found, error)
 			return nil, fmt.Errorf("read the ids of event %s: %w", q.EventID, err)
 		}
 		statements = []string{outboxRow + byIDAndEvent, archiveRow + byIDAndEvent, keptRow + byIDAndEvent}
-	case q.AggregateType != "" && q.AggregateID != 0 && q.TenantID != 0:
+	case q.AggregateType != "" && q.AggregateID != "" && q.TenantID != 0:
 		statements = []string{archiveRow + byAggregate, keptRow + byAggregate, dlqRow + dlqByAggregate}
-	case !q.Since.IsZero() && q.AggregateType == "" && q.AggregateID == 0:
+	case !q.Since.IsZero() && q.AggregateType == "" && q.AggregateID == "":
 		if q.Until.IsZero() {
 			args["until"] = time.Now().Add(time.Hour)
 		}

@@ -45,10 +45,10 @@ func TestEventsAreFoundWhereverTheyAre(t *testing.T) {
 		"an event of the archive": {FindQuery{EventID: eventID("outbox_messages_archive", 2)}, "archive 2"},
 		"an event of the DLQ":     {FindQuery{EventID: eventID("outbox_messages_dlq", 50000006)}, "dlq 50000006"},
 		"an event of the outbox":  {FindQuery{EventID: eventID("outbox_messages", 50000001)}, "outbox 50000001"},
-		"an aggregate":            {FindQuery{TenantID: 1, AggregateType: "post", AggregateID: 2}, "archive 2, dlq 50000002"},
-		"an aggregate, lately": {FindQuery{TenantID: 1, AggregateType: "post", AggregateID: 2, Since: now.Add(-24 * time.Hour)},
+		"an aggregate":            {FindQuery{TenantID: 1, AggregateType: "post", AggregateID: "2"}, "archive 2, dlq 50000002"},
+		"an aggregate, lately": {FindQuery{TenantID: 1, AggregateType: "post", AggregateID: "2", Since: now.Add(-24 * time.Hour)},
 			"dlq 50000002"},
-		"an aggregate, of a type": {FindQuery{TenantID: 1, AggregateType: "post", AggregateID: 2, EventType: "sold"},
+		"an aggregate, of a type": {FindQuery{TenantID: 1, AggregateType: "post", AggregateID: "2", EventType: "sold"},
 			"dlq 50000002"},
 		"an id of another type": {FindQuery{OutboxID: 4, EventType: "sold"}, ""},
 		"a time, of a type":     {FindQuery{Since: now.Add(-11 * archiveDay), EventType: "sold"}, "archive 3, dlq 50000002"},
@@ -89,7 +89,7 @@ func TestEventsAreFoundWhereverTheyAre(t *testing.T) {
 			t.Errorf("message %d: %+v, %v; want partition %d", id, found, err, want)
 		}
 	}
-	for _, q := range []FindQuery{{}, {AggregateType: "post", AggregateID: 2}, {Until: now}, {TenantID: 1}} {
+	for _, q := range []FindQuery{{}, {AggregateType: "post", AggregateID: "2"}, {Until: now}, {TenantID: 1}} {
 		if _, err := Find(t.Context(), pool, q); !errors.Is(err, ErrFindQuery) {
 			t.Errorf("%+v: %v, want ErrFindQuery", q, err)
 		}
@@ -99,7 +99,7 @@ func TestEventsAreFoundWhereverTheyAre(t *testing.T) {
 // Find uses the id in the event_id, and the recorded ids of an event that got others.
 func TestAnEventIsFoundByItsNameWhateverBecameOfIt(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	events := appendRows(t, pool, newEvent(1, `{}`), newEvent(2, `{}`), newEvent(3, `{}`))
+	events := appendRows(t, pool, newEvent("1", `{}`), newEvent("2", `{}`), newEvent("3", `{}`))
 	if first := events[0]; !strings.HasPrefix(first.ID, fmt.Sprintf("%08x-%04x-8", first.OutboxID>>16, first.OutboxID&0xffff)) {
 		t.Errorf("event %d is %s, which does not contain its id", first.OutboxID, first.ID)
 	}
@@ -145,7 +145,7 @@ func TestEachWayToFindAnEventIsByAnIndex(t *testing.T) {
 	owner, pool := db.Pool(t, postgres.RoleOwner), db.Pool(t, postgres.RoleSystem)
 	for range 2 {
 		fill(t, owner, 1, 5000, 10*archiveDay)
-		exec(t, owner, `UPDATE outbox_messages SET aggregate_id = 7 WHERE id % 3 = 0`) // an aggregate that is too large to sort
+		exec(t, owner, `UPDATE outbox_messages SET aggregate_id = '7' WHERE id % 3 = 0`) // an aggregate that is too large to sort
 		leave(t, pool, 8*archiveDay)
 		archive(t, newArchive(t, pool))
 	}
@@ -162,7 +162,7 @@ func TestEachWayToFindAnEventIsByAnIndex(t *testing.T) {
 	first := scalar[int64](t, owner, `SELECT min(id) + 3000 FROM outbox_messages`)
 	args := pgx.NamedArgs{
 		"id": first, "event_id": "00000000-0000-4000-8000-000000000001", "ids": []int64{first, 17}, "tenant": int64(1),
-		"aggregate_type": "post", "aggregate_id": int64(7),
+		"aggregate_type": "post", "aggregate_id": "7",
 		"since": time.Now().Add(-60 * archiveDay), "until": time.Now(), "limit": 5, "payload": true, "first": first,
 		"last": first + 1000, "from": first,
 	}

@@ -33,7 +33,7 @@ beat AS (
   RETURNING p.partition, p.first_slot, p.heartbeat_at)
 INSERT /* outbox.heartbeat */ INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, occurred_at)
 SELECT @tenant::bigint, @type::text,
-       (SELECT n FROM generate_series(1, 10000) n
+       (SELECT n::text FROM generate_series(1, 10000) n
          WHERE get_byte(decode(md5(@tenant::bigint || '/' || @type::text || '/' || n), 'hex'), 0) & 31 = first_slot LIMIT 1),
        @event, jsonb_build_object('partition', partition, 'interval_seconds', extract(epoch FROM @interval::interval)::float8), heartbeat_at
   FROM beat ORDER BY partition`

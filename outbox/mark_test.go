@@ -45,7 +45,7 @@ func tailOf(t *testing.T, pool *pgxpool.Pool, partition int) (tail, floor int64)
 
 func TestAMarkRecordsWhatWasPublishedWithTheNextClaim(t *testing.T) {
 	pool := bound(t)
-	in := appendRows(t, pool, newEvent(1, `1`), newEvent(1, `2`), newEvent(1, `3`))
+	in := appendRows(t, pool, newEvent("1", `1`), newEvent("1", `2`), newEvent("1", `3`))
 	mark := markOf(0, 2, published(in[0], 1), published(in[1], 2))
 	mark.Floor = in[1].OutboxID
 	c := checkClaimed(t, pool, Round{Mark: mark}, in[2].OutboxID)
@@ -67,7 +67,7 @@ func TestAMarkRecordsWhatWasPublishedWithTheNextClaim(t *testing.T) {
 
 func TestAMarkThatDoesNotFitRecordsNothing(t *testing.T) {
 	pool := bound(t)
-	in := appendRows(t, pool, newEvent(1, `1`), newEvent(1, `2`))
+	in := appendRows(t, pool, newEvent("1", `1`), newEvent("1", `2`))
 	other := published(in[1], 2)
 	other.EventID = "00000000-0000-4000-8000-000000000000"
 	recreated := markOf(0, 1, published(in[0], 1))
@@ -100,7 +100,7 @@ func TestAMarkThatDoesNotFitRecordsNothing(t *testing.T) {
 
 func TestACatchUpMarksWhatItReadAndKeepsTheFirstOfEachEvent(t *testing.T) {
 	pool := bound(t)
-	in := appendRows(t, pool, newEvent(1, `1`), newEvent(1, `2`), newEvent(1, `3`), newEvent(2, `4`), newEvent(3, `5`))
+	in := appendRows(t, pool, newEvent("1", `1`), newEvent("1", `2`), newEvent("1", `3`), newEvent("2", `4`), newEvent("3", `5`))
 	exchange(t, pool, Round{Mark: markOf(0, 1, published(in[0], 1))})
 	exec(t, pool, `WITH d AS (DELETE FROM outbox_messages WHERE id = $1 RETURNING *)
 		INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
@@ -167,7 +167,7 @@ func TestMarksTouchNoIndex(t *testing.T) {
 	for range rounds {
 		var in []event.Event
 		for i := range each {
-			in = append(in, newEvent(event.ID(i+1), `{"comment_id": "0196b2d4-7c00-7000-8000-000000000001", "body": "it is as long `+
+			in = append(in, newEvent(event.IDOf(i+1), `{"comment_id": "0196b2d4-7c00-7000-8000-000000000001", "body": "it is as long `+
 				`as most of them are"}`))
 		}
 		appendRows(t, pool, in...)

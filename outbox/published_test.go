@@ -9,8 +9,8 @@ import (
 
 func TestCountPublished(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	in := appendRows(t, pool, newEvent(1, `1`), newEvent(1, `2`), newEvent(1, `3`), newEvent(1, `4`))
-	elsewhere := appendRows(t, pool, newEvent(2, `1`))[0]
+	in := appendRows(t, pool, newEvent("1", `1`), newEvent("1", `2`), newEvent("1", `3`), newEvent("1", `4`))
+	elsewhere := appendRows(t, pool, newEvent("2", `1`))[0]
 	exec(t, pool, `UPDATE outbox_messages SET processed_at = now(), partition = 4, stream_seq = 5 WHERE id = $1`, elsewhere.OutboxID)
 	for i, seq := range []int64{4, 5, 5} { // the second and third name the same message; the fourth is not published
 		if _, err := pool.Exec(t.Context(), `UPDATE outbox_messages SET processed_at = now(), partition = 3, stream_seq = $2 WHERE id = $1`,
@@ -28,7 +28,7 @@ func TestCountPublished(t *testing.T) {
 
 func TestAMessageIsInPlaceWhenItsRowNamesIt(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	in := appendRows(t, pool, newEvent(1, `1`), newEvent(1, `2`), newEvent(1, `3`))
+	in := appendRows(t, pool, newEvent("1", `1`), newEvent("1", `2`), newEvent("1", `3`))
 	exec(t, pool, `UPDATE outbox_messages SET processed_at = now(), partition = 3, stream_seq = 4 WHERE id = $1`, in[0].OutboxID)
 	exec(t, pool, `UPDATE outbox_messages SET processed_at = now(), partition = 4, stream_seq = 5 WHERE id = $1`, in[1].OutboxID)
 	message := func(i int, seq uint64) Published { return Published{ID: in[i].OutboxID, EventID: in[i].ID, Seq: seq} }

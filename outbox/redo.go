@@ -23,7 +23,7 @@ INSERT /* outbox.redo */ INTO outbox_messages
        (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, trace_id, event_id)
 SELECT e.id, e.tenant_id, e.aggregate_type, e.aggregate_id, e.event_type, e.event_version, e.payload, e.occurred_at,
        nullif(e.trace_id, ''), e.event_id
-  FROM unnest(@ids::bigint[], @tenant_ids::bigint[], @aggregate_types::text[], @aggregate_ids::bigint[], @event_types::text[],
+  FROM unnest(@ids::bigint[], @tenant_ids::bigint[], @aggregate_types::text[], @aggregate_ids::text[], @event_types::text[],
               @event_versions::smallint[], @payloads::jsonb[], @occurred_ats::timestamptz[], @trace_ids::text[], @event_ids::uuid[])
     AS e(id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, trace_id, event_id)
  WHERE e.id > 0 AND NOT EXISTS (SELECT FROM outbox_requeued r WHERE r.event_id = e.event_id)
@@ -50,7 +50,7 @@ WITH fresh AS (
   INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, trace_id, event_id)
   SELECT e.tenant_id, e.aggregate_type, e.aggregate_id, e.event_type, e.event_version, e.payload, e.occurred_at,
          nullif(e.trace_id, ''), e.event_id
-    FROM unnest(@ids::bigint[], @tenant_ids::bigint[], @aggregate_types::text[], @aggregate_ids::bigint[], @event_types::text[],
+    FROM unnest(@ids::bigint[], @tenant_ids::bigint[], @aggregate_types::text[], @aggregate_ids::text[], @event_types::text[],
                 @event_versions::smallint[], @payloads::jsonb[], @occurred_ats::timestamptz[], @trace_ids::text[],
                 @event_ids::uuid[]) WITH ORDINALITY
       AS e(id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, trace_id, event_id, ord)

@@ -17,7 +17,7 @@ import (
 func TestALostMessageGetsItsRowBackOnce(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	lost := appendRows(t, pool, newEvent(1, `1`), newEvent(2, `2`), newEvent(3, `3`))
+	lost := appendRows(t, pool, newEvent("1", `1`), newEvent("2", `2`), newEvent("3", `3`))
 	for i := range lost {
 		lost[i].OccurredAt = time.Now()
 	}

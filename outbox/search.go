@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 )
 
@@ -19,7 +20,7 @@ import (
 type SearchQuery struct {
 	TenantID      int64 // required with the aggregate
 	AggregateType string
-	AggregateID   int64 // 0: any aggregate
+	AggregateID   event.ID // "": any aggregate
 	EventType     string
 	Since, Until  time.Time // occurred at or after Since and before Until
 	Before        int64     // only lower ids: Searched.Next of the previous page; 0 for the first page
@@ -45,7 +46,7 @@ const (
 const searchFilter = `id > @low AND id < @before
    AND (@tenant::bigint IS NULL OR tenant_id = @tenant)
    AND (@aggregate_type::text IS NULL OR aggregate_type = @aggregate_type)
-   AND (@aggregate_id::bigint IS NULL OR aggregate_id = @aggregate_id)
+   AND (@aggregate_id::text IS NULL OR aggregate_id = @aggregate_id)
    AND (@event_type::text IS NULL OR event_type = @event_type)
    AND (@since::timestamptz IS NULL OR occurred_at >= @since) AND (@until::timestamptz IS NULL OR occurred_at < @until)
  ORDER BY id DESC LIMIT @limit`
@@ -54,7 +55,7 @@ const searchFilter = `id > @low AND id < @before
 var searchRows = []string{outboxRow + searchFilter, archiveRow + searchFilter, keptRow + searchFilter, dlqRow + searchFilter}
 
 // olderOfAggregate selects the latest rows of an aggregate, in tables with an index for it.
-const olderOfAggregate = `(tenant_id, aggregate_type, aggregate_id) = (@tenant::bigint, @aggregate_type::text, @aggregate_id::bigint)
+const olderOfAggregate = `(tenant_id, aggregate_type, aggregate_id) = (@tenant::bigint, @aggregate_type::text, @aggregate_id::text)
    AND id < @before
    AND (@event_type::text IS NULL OR event_type = @event_type)
    AND (@since::timestamptz IS NULL OR occurred_at >= @since) AND (@until::timestamptz IS NULL OR occurred_at < @until)
@@ -84,7 +85,7 @@ const lowestOpenSQL = `SELECT /* outbox.lowest_open */ coalesce(min(from_id), 1)
 // by walking down the ids. Without an aggregate it walks all tables. One page walks at most 200,000
 // ids. The pool acts as the system role.
 func Search(ctx context.Context, pool *pgxpool.Pool, q SearchQuery) (s Searched, err error) {
-	if q.AggregateID != 0 && (q.TenantID == 0 || q.AggregateType == "") || q.Limit < 1 {
+	if q.AggregateID != "" && (q.TenantID == 0 || q.AggregateType == "") || q.Limit < 1 {
 		return s, ErrFindQuery
 	}
 	w := walk{pool: pool, limit: q.Limit, args: pgx.NamedArgs{
@@ -100,7 +101,7 @@ func Search(ctx context.Context, pool *pgxpool.Pool, q SearchQuery) (s Searched,
 	if q.Before != 0 {
 		before = min(before, q.Before)
 	}
-	if q.AggregateID == 0 {
+	if q.AggregateID == "" {
 		return w.down(ctx, first, before, searchRows)
 	}
 	var open int64

@@ -34,19 +34,19 @@ func TestEventsAreSearchedDownTheIDs(t *testing.T) {
 		"all":            {SearchQuery{}, "50000008 50000007 50000006 50000005 50000004 50000003 50000002 50000001 4 3 2 1"},
 		"a tenant":       {SearchQuery{TenantID: 2}, "50000008 50000007 50000006 50000005"},
 		"a type":         {SearchQuery{EventType: "edited"}, "50000003"},
-		"an aggregate":   {SearchQuery{TenantID: 1, AggregateType: "post", AggregateID: 2}, "50000002 2"},
-		"one that waits": {SearchQuery{TenantID: 1, AggregateType: "post", AggregateID: 4}, "50000004 4"},
-		"an aggregate, lately": {SearchQuery{TenantID: 1, AggregateType: "post", AggregateID: 3, Since: now.Add(-24 * time.Hour)},
+		"an aggregate":   {SearchQuery{TenantID: 1, AggregateType: "post", AggregateID: "2"}, "50000002 2"},
+		"one that waits": {SearchQuery{TenantID: 1, AggregateType: "post", AggregateID: "4"}, "50000004 4"},
+		"an aggregate, lately": {SearchQuery{TenantID: 1, AggregateType: "post", AggregateID: "3", Since: now.Add(-24 * time.Hour)},
 			"50000003"},
-		"an aggregate and a type": {SearchQuery{TenantID: 1, AggregateType: "post", AggregateID: 3, EventType: "created"}, "3"},
+		"an aggregate and a type": {SearchQuery{TenantID: 1, AggregateType: "post", AggregateID: "3", EventType: "created"}, "3"},
 		"a time": {SearchQuery{Since: now.Add(-11 * archiveDay), Until: now.Add(-90 * time.Minute)},
 			"50000004 50000003 50000002 50000001 4 3 2 1"},
 		"until then":               {SearchQuery{Until: now.Add(-9 * archiveDay)}, "4 3 2 1"},
 		"a time of a tenant":       {SearchQuery{Since: now.Add(-90 * time.Minute), TenantID: 1}, ""},
-		"an aggregate of another":  {SearchQuery{TenantID: 3, AggregateType: "post", AggregateID: 3}, ""},
+		"an aggregate of another":  {SearchQuery{TenantID: 3, AggregateType: "post", AggregateID: "3"}, ""},
 		"an aggregate type":        {SearchQuery{AggregateType: "user"}, ""},
 		"below an id of a search":  {SearchQuery{Before: 50000002, EventType: "created"}, "50000001 4 3 2 1"},
-		"an aggregate below an id": {SearchQuery{Before: 50000002, TenantID: 1, AggregateType: "post", AggregateID: 2}, "2"},
+		"an aggregate below an id": {SearchQuery{Before: 50000002, TenantID: 1, AggregateType: "post", AggregateID: "2"}, "2"},
 	} {
 		for _, limit := range []int{1, 2, 100} {
 			c.q.Limit = limit
@@ -72,7 +72,7 @@ func TestEventsAreSearchedDownTheIDs(t *testing.T) {
 			}
 		}
 	}
-	for _, q := range []SearchQuery{{}, {AggregateID: 3, Limit: 1}, {AggregateID: 3, TenantID: 1, Limit: 1}} {
+	for _, q := range []SearchQuery{{}, {AggregateID: "3", Limit: 1}, {AggregateID: "3", TenantID: 1, Limit: 1}} {
 		if _, err := Search(t.Context(), pool, q); err == nil {
 			t.Errorf("%+v: no error", q)
 		}

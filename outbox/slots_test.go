@@ -14,7 +14,7 @@ func TestWhatWaitsIsCountedBySlot(t *testing.T) {
 	if all, more, err := ReadSlots(t.Context(), pool); err != nil || more || len(all) != 0 {
 		t.Fatalf("an empty outbox: %v, %t, %v", all, more, err)
 	}
-	appendRows(t, pool, newEvent(1, `1`), newEvent(1, `2`), newEvent(2, `3`), newEvent(2, `4`))
+	appendRows(t, pool, newEvent("1", `1`), newEvent("1", `2`), newEvent("2", `3`), newEvent("2", `4`))
 	exec(t, pool, `UPDATE outbox_messages SET inserted_at = now() - interval '100 s', available_at = now() - interval '50 s' WHERE id = 1`)
 	exec(t, pool, `UPDATE outbox_messages SET available_at = now() + interval '1 h' WHERE id = 4`)
 	if err := Park(t.Context(), pool, exchange(t, pool, Round{}).Held); err != nil {

@@ -32,7 +32,7 @@ func TestTheGaugesTellWhatIsLate(t *testing.T) {
 			WHERE id = ANY($1)`, ids, inserted, available)
 	}
 	checkStats(t, pool, "an empty outbox", 0, 0, 0, 0)
-	appendRows(t, pool, newEvent(1, `1`), newEvent(2, `2`), newEvent(3, `3`), newEvent(3, `4`))
+	appendRows(t, pool, newEvent("1", `1`), newEvent("2", `2`), newEvent("3", `3`), newEvent("3", `4`))
 	checkStats(t, pool, "four rows of now", 4, 0, 0, 0)
 	age([]int64{1, 2, 3, 4}, "1000 s", "1000 s")
 	checkStats(t, pool, "four rows of a server whose clock was ahead of its successor's", 4, 0, 0, 0)

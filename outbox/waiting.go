@@ -41,7 +41,7 @@ type WaitingMessage struct {
 type WaitingFilter struct {
 	TenantID      int64
 	AggregateType string
-	AggregateID   int64
+	AggregateID   event.ID
 	EventType     string
 	After         int64 // only higher ids
 }
@@ -71,7 +71,7 @@ SELECT /* outbox.list_waiting */ ` + waitingColumns + `
  WHERE delayed AND id > @after
    AND (@tenant::bigint IS NULL OR tenant_id = @tenant)
    AND (@aggregate_type::text IS NULL OR aggregate_type = @aggregate_type)
-   AND (@aggregate_id::bigint IS NULL OR aggregate_id = @aggregate_id)
+   AND (@aggregate_id::text IS NULL OR aggregate_id = @aggregate_id)
    AND (@event_type::text IS NULL OR event_type = @event_type)
  ORDER BY id LIMIT @limit`
 	// getWaitingSQL reads one delayed message. Index: outbox_messages_pkey. Locks: none.

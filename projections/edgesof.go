@@ -30,16 +30,16 @@ const (
 // pairsFromSQL reads the next pairs that begin at an object. Index: the table's key, one range.
 // Locks: none.
 const pairsFromSQL = `
-SELECT /* projections.pairs */ DISTINCT {from}, {to}, true FROM {rows} WHERE {from} = @object::bigint AND {to} > @to::bigint
+SELECT /* projections.pairs */ DISTINCT {from}, {to}, true FROM {rows} WHERE {from} = @object::text AND {to} > @to::text
  ORDER BY {from}, {to} LIMIT @limit`
 
 // pairsToSQL scans the next rows, and returns the pairs that end at an object and the last row.
 // Index: the table's key, one range. Locks: none.
 const pairsToSQL = `
 WITH next AS MATERIALIZED (
-  SELECT {from} AS a, {to} AS b FROM {rows} WHERE ({from}, {to}) > (@from::bigint, @to::bigint) ORDER BY {from}, {to} LIMIT @window
+  SELECT {from} AS a, {to} AS b FROM {rows} WHERE ({from}, {to}) > (@from::text, @to::text) ORDER BY {from}, {to} LIMIT @window
 ), mine AS MATERIALIZED (
-  SELECT DISTINCT a, b FROM next WHERE b = @object::bigint ORDER BY a LIMIT @limit
+  SELECT DISTINCT a, b FROM next WHERE b = @object::text ORDER BY a LIMIT @limit
 )
 SELECT /* projections.pairs */ a, b, true AS hit FROM mine
 UNION ALL
@@ -66,7 +66,7 @@ func (of EdgesOf) Pairs(ctx context.Context, tx pgx.Tx, rows, from, to string, a
 		}
 		return nil
 	}); err != nil {
-		return nil, nil, fmt.Errorf("read the pairs of %s %s %d: %w", of.Kind.Name, of.End, of.Object, err)
+		return nil, nil, fmt.Errorf("read the pairs of %s %s %s: %w", of.Kind.Name, of.End, of.Object, err)
 	}
 	return all, next, nil
 }

@@ -43,7 +43,7 @@ func TestAFrozenRelayBringsNothingErasedBack(t *testing.T) {
 				t.Helper()
 				var all []store.NewChild
 				for _, body := range bodies {
-					all = append(all, store.NewChild{Meta: store.Meta{Actor: "ann"}, Object: 5, AuthorID: author, Body: body})
+					all = append(all, store.NewChild{Meta: store.Meta{Actor: "ann"}, Object: "5", AuthorID: author, Body: body})
 				}
 				out, err := s.CreateChildren(ctx, 1, kinds.Builtin().Children["comment"], all)
 				if err != nil || out[0].Err != nil {
@@ -67,12 +67,12 @@ func TestAFrozenRelayBringsNothingErasedBack(t *testing.T) {
 				return found
 			}
 
-			write(8, "so that there is a tail")
+			write("8", "so that there is a tail")
 			first := f.start(options{})
 			f.awaitTakeover()
 			first.Signal(syscall.SIGTERM)
 			first.AwaitEnd()
-			write(7, "a "+secret, "b "+secret, "c "+secret)
+			write("7", "a "+secret, "b "+secret, "c "+secret)
 			zombie := f.start(o)
 			zombie.AwaitStopped()
 			second := f.start(options{})
@@ -84,7 +84,7 @@ func TestAFrozenRelayBringsNothingErasedBack(t *testing.T) {
 			report, err := erasure.Run(ctx, erasure.Deps{Truth: f.pool, Projections: f.pool, Kinds: kinds.Builtin(),
 				Fleet:     []projections.Projection{history.New(kinds.Builtin), threadcache.New(kinds.Builtin)},
 				JetStream: js, Broker: f.b.Config(), Fence: func(context.Context, pgx.Tx) error { return nil }},
-				erasure.Options{TenantID: 1, AuthorID: 7, Actor: "officer", Wait: 30 * time.Second})
+				erasure.Options{TenantID: 1, AuthorID: "7", Actor: "officer", Wait: 30 * time.Second})
 			if err != nil || !report.Done || report.Counts[erasure.Stream] != 3 {
 				t.Fatal(report, err)
 			}
@@ -95,7 +95,7 @@ func TestAFrozenRelayBringsNothingErasedBack(t *testing.T) {
 			second.AwaitEnd()
 			zombie.Signal(syscall.SIGCONT)
 			zombie.awaitReached("refused")
-			write(8, "afterwards")
+			write("8", "afterwards")
 			f.awaitTakeover()
 			testkit.Eventually(t, "the text to be in no file of the stream",
 				func() (bool, error) { return len(held()) == 0, nil })

@@ -41,6 +41,14 @@ func appendPairs(ctx context.Context, pool *pgxpool.Pool, rng *rand.Rand, n int)
 	return nil
 }
 
+// userID returns an id, which is a number or another text.
+func userID(n int) event.ID {
+	if n%3 == 0 {
+		return event.ID(fmt.Sprintf("auth0|%d", n))
+	}
+	return event.IDOf(n)
+}
+
 func appendSome(ctx context.Context, tx pgx.Tx, rng *rand.Rand) error {
 	pairs := map[[2]int]bool{}
 	for range 1 + rng.IntN(3) {
@@ -56,7 +64,7 @@ func appendSome(ctx context.Context, tx pgx.Tx, rng *rand.Rand) error {
 				INSERT INTO follows (tenant_id, follower_id, followee_id) VALUES (1, $1, $2)
 				ON CONFLICT (tenant_id, follower_id, followee_id) DO UPDATE
 				SET version = follows.version + 1, status = CASE follows.status WHEN 'ACTIVE' THEN 'REMOVED' ELSE 'ACTIVE' END
-				RETURNING version`, from, to).Scan(&version); err != nil {
+				RETURNING version`, userID(from), userID(to)).Scan(&version); err != nil {
 				return err
 			}
 			if rng.IntN(20) == 0 { // a slow transaction, which others overtake
@@ -66,9 +74,9 @@ func appendSome(ctx context.Context, tx pgx.Tx, rng *rand.Rand) error {
 			}
 			if _, err := tx.Exec(ctx, `
 				INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
-				VALUES (1, 'follow', $2::bigint, 'created', jsonb_build_object('follower_id', $1::bigint, 'followee_id', $2::bigint,
+				VALUES (1, 'follow', $2::text, 'created', jsonb_build_object('follower_id', $1::text, 'followee_id', $2::text,
 				'version', $3::bigint))`,
-				from, to, version); err != nil {
+				userID(from), userID(to), version); err != nil {
 				return err
 			}
 		}
@@ -282,7 +290,7 @@ func insertRow(t *testing.T, pool *pgxpool.Pool, aggregate int64, eventType stri
 	if err := pool.QueryRow(t.Context(), `
 		INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (1, 'post', $1, $2, $3::jsonb)
 		RETURNING id`,
-		aggregate, eventType, payload).Scan(&id); err != nil {
+		event.IDOf(aggregate), eventType, payload).Scan(&id); err != nil {
 		t.Fatal(fmt.Errorf("insert: %w", err))
 	}
 	return id

@@ -166,7 +166,7 @@ func TestARangeOfIdsEndsUnderARelay(t *testing.T) {
 	const insert = `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at)
 		VALUES (1, 'post', $1, 'created', '{}', now() + $2) RETURNING id`
 	var waiting, end, late int64
-	get(&waiting, insert, 9, time.Hour)
+	get(&waiting, insert, "9", time.Hour)
 	insertRow(t, pool, 2, "created")
 	get(&end, `SELECT min(to_id) - 1 FROM outbox_ranges WHERE state = 'OPEN'`)
 	var cut bool
@@ -183,7 +183,7 @@ func TestARangeOfIdsEndsUnderARelay(t *testing.T) {
 	if w.horizon.floor >= end {
 		t.Errorf("the floor is %d while a transaction older than the range's end, %d, runs", w.horizon.floor, end)
 	}
-	if err := tx.QueryRow(t.Context(), insert, 1, time.Duration(0)).Scan(&late); err != nil {
+	if err := tx.QueryRow(t.Context(), insert, "1", time.Duration(0)).Scan(&late); err != nil {
 		t.Fatal(err)
 	}
 	next := insertRow(t, pool, 3, "created")

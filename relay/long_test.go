@@ -25,7 +25,8 @@ func (p pair) writeState(ctx context.Context, tx pgx.Tx) error {
 	_, err := tx.Exec(ctx, `
 		INSERT INTO follows (tenant_id, follower_id, followee_id) VALUES (1, $1, $2)
 		ON CONFLICT (tenant_id, follower_id, followee_id) DO UPDATE
-		SET version = follows.version + 1, status = CASE follows.status WHEN 'ACTIVE' THEN 'REMOVED' ELSE 'ACTIVE' END`, p.from, p.to)
+		SET version = follows.version + 1, status = CASE follows.status WHEN 'ACTIVE' THEN 'REMOVED' ELSE 'ACTIVE' END`,
+		userID(p.from), userID(p.to))
 	return err
 }
 
@@ -33,9 +34,9 @@ func (p pair) writeState(ctx context.Context, tx pgx.Tx) error {
 func (p pair) writeEvent(ctx context.Context, tx pgx.Tx, ahead int) error {
 	_, err := tx.Exec(ctx, `
 		INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
-		VALUES (1, 'follow', $2::bigint, 'created', jsonb_build_object('follower_id', $1::bigint, 'followee_id', $2::bigint, 'version',
-		        $3::bigint + coalesce((SELECT version FROM follows WHERE tenant_id = 1 AND follower_id = $1::bigint
-		        AND followee_id = $2::bigint), 0)))`, p.from, p.to, ahead)
+		VALUES (1, 'follow', $2::text, 'created', jsonb_build_object('follower_id', $1::text, 'followee_id', $2::text, 'version',
+		        $3::bigint + coalesce((SELECT version FROM follows WHERE tenant_id = 1 AND follower_id = $1::text
+		        AND followee_id = $2::text), 0)))`, userID(p.from), userID(p.to), ahead)
 	return err
 }
 

@@ -443,11 +443,11 @@ func (d *damaged) wentBack(rows int) {
 		rows); n != int64(rows) {
 		d.t.Fatalf("%d rows were deleted", n)
 	}
-	d.exec(`UPDATE follows f SET version = (SELECT count(*) FROM outbox_messages m WHERE m.payload->>'follower_id' = f.follower_id::text
+	d.exec(`UPDATE follows f SET version = (SELECT count(*) FROM outbox_messages m WHERE m.payload->>'follower_id' = f.follower_id
 		AND m.aggregate_id = f.followee_id)
-		WHERE EXISTS (SELECT FROM outbox_messages m WHERE m.payload->>'follower_id' = f.follower_id::text
+		WHERE EXISTS (SELECT FROM outbox_messages m WHERE m.payload->>'follower_id' = f.follower_id
 		AND m.aggregate_id = f.followee_id)`)
-	d.exec(`DELETE FROM follows f WHERE NOT EXISTS (SELECT FROM outbox_messages m WHERE m.payload->>'follower_id' = f.follower_id::text
+	d.exec(`DELETE FROM follows f WHERE NOT EXISTS (SELECT FROM outbox_messages m WHERE m.payload->>'follower_id' = f.follower_id
 		AND m.aggregate_id = f.followee_id)`)
 }
 

@@ -62,7 +62,8 @@ func writeReplies(ctx context.Context, s *store.Store, c *thread, object event.I
 		if rng.IntN(8) == 0 {
 			to = ""
 		}
-		out, err := s.CreateChildren(ctx, 1, kind, []store.NewChild{{Meta: meta, Object: object, AuthorID: 1, ReplyTo: to, Body: "hello"}})
+		out, err := s.CreateChildren(ctx, 1, kind, []store.NewChild{{Meta: meta, Object: object, AuthorID: "1", ReplyTo: to,
+			Body: "hello"}})
 		if err != nil {
 			return err
 		}

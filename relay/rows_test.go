@@ -23,7 +23,7 @@ const incompressible = `(SELECT string_agg(md5(n::text), '') FROM generate_serie
 var extremes = map[string][]string{
 	"tenant_id":      {`-9223372036854775808`, `-1`, `0`, `9223372036854775807`},
 	"aggregate_type": {`''`, `'no token'`, `'heartbeat'`, `E'\n'`, `repeat('x', 1000)`, `repeat('x', 1000000)`, incompressible},
-	"aggregate_id":   {`-9223372036854775808`, `0`, `9223372036854775807`},
+	"aggregate_id":   {`''`, `'a b'`, `E'\n'`, `'..'`, `'+7:a.b@example.com|~=_-'`, `repeat('x', 128)`, `repeat('x', 129)`, incompressible},
 	"event_type":     {`''`, `'*'`, `'>'`, `'a.b'`, `repeat('x', 1000)`, `repeat('x', 1000000)`, incompressible},
 	"event_version":  {`-32768`, `0`, `32767`},
 	"payload": {`'null'`, `'"text"'`, `'1e1000'`, `('"' || repeat('x', 8000000) || '"')::jsonb`,

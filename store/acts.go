@@ -19,7 +19,7 @@ const actsWindow = 20_000
 const threadActsSQL = `
 WITH next AS MATERIALIZED (
   SELECT post_id, kind, version_id, @actor::text IN (metadata ->> 'created_by', object ->> 'actor') AS mine FROM threads
-   WHERE tenant_id = @tenant::bigint AND (post_id, kind, version_id) > (@a::bigint, @b::text COLLATE "C", @c::bigint)
+   WHERE tenant_id = @tenant::bigint AND (post_id, kind, version_id) > (@a::text, @b::text COLLATE "C", @c::bigint)
    ORDER BY post_id, kind, version_id LIMIT @window
 ), changed AS (
   UPDATE threads t
@@ -37,12 +37,12 @@ SELECT /* store.thread_acts */ (SELECT count(*) FROM next WHERE mine), post_id, 
 const removalActsSQL = `
 WITH next AS MATERIALIZED (
   SELECT removal_id, actor = @actor::text AS mine FROM edge_removals
-   WHERE tenant_id = @tenant::bigint AND removal_id > @b::uuid AND @a::bigint + @c::bigint = 0 ORDER BY removal_id LIMIT @window
+   WHERE tenant_id = @tenant::bigint AND removal_id > @b::uuid AND @a::text = '' AND @c::bigint = 0 ORDER BY removal_id LIMIT @window
 ), changed AS (
   UPDATE edge_removals r SET actor = @erased FROM next n
    WHERE NOT @dry_run AND n.mine AND r.tenant_id = @tenant::bigint AND r.removal_id = n.removal_id
 )
-SELECT /* store.removal_acts */ (SELECT count(*) FROM next WHERE mine), 0::bigint, removal_id::text, 0::bigint FROM next
+SELECT /* store.removal_acts */ (SELECT count(*) FROM next WHERE mine), '', removal_id::text, 0::bigint FROM next
  ORDER BY removal_id DESC LIMIT 1`
 
 // RedactActor replaces an actor by event.ErasedActor in the truth's records of actors: the versions
@@ -52,10 +52,10 @@ func (s *Store) RedactActor(ctx context.Context, tenant int64, actor string, dry
 	fence func(context.Context, pgx.Tx) error) (n int64, err error) {
 	for sql, first := range map[string]string{threadActsSQL: "", removalActsSQL: noChild} {
 		args := pgx.StrictNamedArgs{"tenant": tenant, "actor": actor, "erased": event.ErasedActor, "dry_run": dryRun, "window": actsWindow,
-			"a": int64(0), "b": first, "c": int64(0)}
+			"a": "", "b": first, "c": int64(0)}
 		for more := true; more; {
-			var some, a, c int64
-			var b string
+			var some, c int64
+			var a, b string
 			if err = s.write(ctx, tenant, place{}, func(tx *unit) error {
 				if !dryRun {
 					if err := fence(ctx, tx.Tx); err != nil {

@@ -21,7 +21,7 @@ func BenchmarkWrites(b *testing.B) {
 	var n atomic.Int64
 	for name, write := range map[string]func(i event.ID) error{
 		"follow": func(i event.ID) error {
-			out, err := s.PutEdges(ctx, tenant, follows, []store.EdgeWrite{{Meta: meta(), From: i, To: 1 << 40}})
+			out, err := s.PutEdges(ctx, tenant, follows, []store.EdgeWrite{{Meta: meta(), From: i, To: event.IDOf(1 << 40)}})
 			if err == nil && !out[0].Changed {
 				err = fmt.Errorf("%+v", out[0])
 			}
@@ -29,7 +29,8 @@ func BenchmarkWrites(b *testing.B) {
 		},
 		"create": func(i event.ID) error {
 			out, err := s.CreateChildren(ctx, tenant, commentKind,
-				[]store.NewChild{{Meta: meta(), Object: 1 + i%1000, AuthorID: i, Body: "a comment", Key: fmt.Sprint(i)}})
+				[]store.NewChild{{Meta: meta(), Object: event.IDOf(1 + testkit.Number(i)%1000), AuthorID: i, Body: "a comment",
+					Key: string(i)}})
 			if err == nil && !out[0].Changed {
 				err = fmt.Errorf("%+v", out[0])
 			}
@@ -37,7 +38,7 @@ func BenchmarkWrites(b *testing.B) {
 		},
 		"again": func(event.ID) error {
 			out, err := s.CreateChildren(ctx, tenant, commentKind,
-				[]store.NewChild{{Meta: meta(), Object: 1, AuthorID: 1 << 40, Body: "a comment", Key: "again"}})
+				[]store.NewChild{{Meta: meta(), Object: "1", AuthorID: event.IDOf(1 << 40), Body: "a comment", Key: "again"}})
 			if err == nil && out[0].Err != nil {
 				err = out[0].Err
 			}

@@ -50,7 +50,7 @@ func (e *StateError) Error() string {
 type TakenError struct{ Child event.Child }
 
 func (e *TakenError) Error() string {
-	return fmt.Sprintf("store: author %d already has child %s of object %d", e.Child.AuthorID, e.Child.ID, e.Child.Parent)
+	return fmt.Sprintf("store: author %s already has child %s of object %s", e.Child.AuthorID, e.Child.ID, e.Child.Parent)
 }
 
 // MaxBodyBytes bounds a child's body after trimming.

@@ -24,7 +24,7 @@ func TestAStandbyIsNotAskedWhatWasCommittedBeforeItsPromotion(t *testing.T) {
 	f, owner := on(t, db), db.Pool(t, postgres.RoleOwner)
 	standby := `DO $$ BEGIN EXECUTE format('COPY (SELECT) TO %L', current_setting('data_directory') || '/standby.signal'); END $$`
 	shows(t, func(follower event.ID) bool {
-		f.follow(t, follower, 1)
+		f.follow(t, follower, "1")
 		if _, err := owner.Exec(t.Context(), standby); err != nil {
 			t.Fatal(err)
 		}
@@ -64,7 +64,7 @@ func TestACommitThatIsFoundIsOnTheStandbysToo(t *testing.T) {
 		}
 	}
 	shows(t, func(follower event.ID) bool {
-		f.follow(t, follower, 1)
+		f.follow(t, follower, "1")
 		set(`ALTER SYSTEM SET synchronous_standby_names = 'nobody'`)
 		testkit.Eventually(t, "the server to want a standby", func() (names bool, err error) {
 			return names, owner.QueryRow(t.Context(), `SELECT current_setting('synchronous_standby_names') <> ''`).Scan(&names)
@@ -104,8 +104,8 @@ func TestTheCommitOfAStrangerWithTheSameIDIsNotTaken(t *testing.T) {
 		return next
 	}
 	shows(t, func(follower event.ID) (arranged bool) {
-		f.follow(t, follower, 1) // a connection with prepared statements
-		for range 20 {           // also lost: ids for other transactions beside the writer's retry
+		f.follow(t, follower, "1") // a connection with prepared statements
+		for range 20 {             // also lost: ids for other transactions beside the writer's retry
 			id()
 		}
 		told := start(f, follower)

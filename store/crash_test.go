@@ -34,7 +34,7 @@ type answer struct {
 func start(f fixture, follower event.ID) chan answer {
 	told := make(chan answer, 1)
 	go func() {
-		out, err := f.PutEdges(context.Background(), tenant, follows, []store.EdgeWrite{{Meta: meta(), From: follower, To: 2}})
+		out, err := f.PutEdges(context.Background(), tenant, follows, []store.EdgeWrite{{Meta: meta(), From: follower, To: "2"}})
 		told <- answer{out, err}
 	}()
 	return told
@@ -53,12 +53,12 @@ func (f fixture) made(t *testing.T, follower event.ID, a answer) bool {
 	}
 	events := 0
 	testkit.Eventually(t, "new connections after the crash", func() (bool, error) {
-		got, err := f.GetEdge(t.Context(), tenant, follows, follower, 2)
+		got, err := f.GetEdge(t.Context(), tenant, follows, follower, "2")
 		if err != nil || got.Version != 1 {
 			return false, fmt.Errorf("the answered follow: %+v, %w", got, err)
 		}
-		err = f.system.QueryRow(t.Context(), `SELECT count(*) FROM outbox_messages WHERE aggregate_id = 2
-			AND (payload ->> 'follower_id')::bigint = $1`, follower).Scan(&events)
+		err = f.system.QueryRow(t.Context(), `SELECT count(*) FROM outbox_messages WHERE aggregate_id = '2'
+			AND payload ->> 'follower_id' = $1`, follower).Scan(&events)
 		return err == nil, err
 	})
 	if events != 1 {
@@ -162,7 +162,7 @@ func (l *crashLoad) write(ctx context.Context, t *testing.T, w int64) {
 		case 0, 1:
 			writes := make([]store.EdgeWrite, 1+r.IntN(4)/3*2)
 			for i := range writes {
-				writes[i] = store.EdgeWrite{Meta: meta(), From: event.IDOf(id + int64(i)), To: 1}
+				writes[i] = store.EdgeWrite{Meta: meta(), From: event.IDOf(id + int64(i)), To: "1"}
 			}
 			var out []store.EdgeOutcome
 			out, err = s.PutEdges(bg, tenant, follows, writes)
@@ -170,7 +170,7 @@ func (l *crashLoad) write(ctx context.Context, t *testing.T, w int64) {
 				ack(out[i].Changed, "follow %d 1 1", id+int64(i))
 			}
 		case 2:
-			c := store.NewChild{Meta: meta(), Object: event.IDOf(id), AuthorID: 1, Body: "hello"}
+			c := store.NewChild{Meta: meta(), Object: event.IDOf(id), AuthorID: "1", Body: "hello"}
 			if r.IntN(2) == 0 {
 				c.Key = fmt.Sprint(id)
 			}

@@ -86,8 +86,8 @@ func (c *creation) prepare(k *childKind) error {
 	if err := checkMeta(in.Meta); err != nil {
 		return err
 	}
-	if in.Object <= 0 || in.AuthorID <= 0 {
-		return fmt.Errorf("%w: object %d, author %d", ErrInvalid, in.Object, in.AuthorID)
+	if err := checkIDs(in.Object, in.AuthorID); err != nil {
+		return err
 	}
 	if in.ReplyTo != "" {
 		if !k.Threaded {
@@ -113,7 +113,7 @@ func (c *creation) prepare(k *childKind) error {
 	}
 	c.id = id.String()
 	// attributes are a JSON object or empty, so the hash is unambiguous
-	h := sha256.Sum256(fmt.Appendf(nil, "%d\n%s\n%s%s", in.Object, in.ReplyTo, in.Attributes, c.body))
+	h := sha256.Sum256(fmt.Appendf(nil, "%s\n%s\n%s%s", in.Object, in.ReplyTo, in.Attributes, c.body))
 	c.hash = h[:]
 	return nil
 }
@@ -268,7 +268,7 @@ SELECT /* store.child_surroundings */ w.ord::int,
        {{- else}}false, false{{end}},
        a.archived IS NOT NULL, {{if .Threaded}}p.path, p.created_at, p.author_state, p.moderation_state
        {{- else}}NULL::text, NULL::timestamptz, NULL::text, NULL::text{{end}}
-  FROM unnest(@object_ids::bigint[], @reply_tos::uuid[]) WITH ORDINALITY AS w(object_id, reply_to, ord)
+  FROM unnest(@object_ids::text[], @reply_tos::uuid[]) WITH ORDINALITY AS w(object_id, reply_to, ord)
  CROSS JOIN pg_current_xact_id()
 {{- if .Moderated}}
   LEFT JOIN LATERAL (SELECT object FROM threads
@@ -342,9 +342,9 @@ func (s childShape) surroundings(ctx context.Context, tx pgx.Tx, tenant int64, t
 const childKeysSQL = `
 INSERT /* store.child_keys */ INTO child_keys (tenant_id, kind, author_id, idempotency_key, request_hash, child_id, moderation_state)
 SELECT @tenant::bigint, '{{.Kind}}', w.author_id, w.key, w.hash, w.child_id, w.moderation_state
-  FROM unnest(@author_ids::bigint[], @keys::text[], @hashes::bytea[], @child_ids::uuid[], @moderation_states::text[])
+  FROM unnest(@author_ids::text[], @keys::text[], @hashes::bytea[], @child_ids::uuid[], @moderation_states::text[])
     AS w(author_id, key, hash, child_id, moderation_state)
- ORDER BY w.author_id, w.key COLLATE "C"
+ ORDER BY w.author_id COLLATE "C", w.key COLLATE "C"
 ON CONFLICT DO NOTHING
 RETURNING child_id::text`
 
@@ -395,7 +395,7 @@ func keyArgs(todo []creation, items []int) (authors []event.ID, keys []string, h
 // children_archive_KIND_pkey. Locks: none.
 const childReplaySQL = `
 SELECT /* store.child_replay */ w.ord::int, k.request_hash, k.moderation_state, c.child_id::text, c.slug, c.path, c.created_at
-  FROM unnest(@author_ids::bigint[], @keys::text[]) WITH ORDINALITY AS w(author_id, key, ord)
+  FROM unnest(@author_ids::text[], @keys::text[]) WITH ORDINALITY AS w(author_id, key, ord)
   JOIN child_keys k ON k.tenant_id = @tenant::bigint AND k.kind = '{{.Kind}}' AND k.author_id = w.author_id AND k.idempotency_key = w.key
   LEFT JOIN {{.All}} c ON c.tenant_id = @tenant::bigint AND c.child_id = k.child_id`
 
@@ -431,7 +431,7 @@ func (s childShape) replay(ctx context.Context, tx pgx.Tx, tenant int64, todo []
 		case !slices.Equal(r.RequestHash, c.hash):
 			out[i].Err = ErrKeyReused
 		case r.ID == nil:
-			out[i].Err = fmt.Errorf("replay key %q of author %d: %w", c.in.Key, c.in.AuthorID, ErrKeyOrphaned)
+			out[i].Err = fmt.Errorf("replay key %q of author %s: %w", c.in.Key, c.in.AuthorID, ErrKeyOrphaned)
 		default:
 			out[i].Replayed = true
 			out[i].Child = event.Child{
@@ -448,7 +448,7 @@ func (s childShape) replay(ctx context.Context, tx pgx.Tx, tenant int64, todo []
 // Index: child_keys_pkey. Locks: rows of this transaction.
 const childReleaseSQL = `
 DELETE /* store.child_release */ FROM child_keys k
- USING unnest(@author_ids::bigint[], @keys::text[]) AS w(author_id, key)
+ USING unnest(@author_ids::text[], @keys::text[]) AS w(author_id, key)
  WHERE k.tenant_id = @tenant::bigint AND k.kind = '{{.Kind}}' AND k.author_id = w.author_id AND k.idempotency_key = w.key`
 
 func (s childShape) releaseKeys(ctx context.Context, tx pgx.Tx, tenant int64, todo []creation, items []int) error {
@@ -480,7 +480,7 @@ SELECT @tenant::bigint, n.child_id, n.object_id,
   FROM (SELECT w.*,
                {{if .Threaded}}GREATEST(clock_timestamp(), w.parent_at + interval '1 microsecond')
                {{- else}}clock_timestamp(){{end}} AS at
-          FROM unnest(@child_ids::uuid[], @object_ids::bigint[], @author_ids::bigint[], @bodies::text[], @moderation_states::text[]
+          FROM unnest(@child_ids::uuid[], @object_ids::text[], @author_ids::text[], @bodies::text[], @moderation_states::text[]
                       {{- if .Threaded}}, @reply_tos::uuid[], @slugs::text[], @parent_paths::text[], @parent_ats::timestamptz[]{{end}}
                       {{- if .Attributes}}, @attributes::text[]{{end}}) {{if .OnePerAuthor}}WITH ORDINALITY {{end -}}
             AS w(child_id, object_id, author_id, body, moderation_state
@@ -490,7 +490,7 @@ SELECT @tenant::bigint, n.child_id, n.object_id,
                     WHERE a.tenant_id = @tenant::bigint AND a.kind = '{{.Kind}}' AND a.object_id = n.object_id
                       AND a.state <> 'RETURNED' OFFSET 0)
 {{- if .OnePerAuthor}}
- ORDER BY n.object_id, n.author_id, n.ord
+ ORDER BY n.object_id COLLATE "C", n.author_id COLLATE "C", n.ord
 ON CONFLICT DO NOTHING
 {{- else if .Threaded}}
 ON CONFLICT (tenant_id, object_id, slug) DO NOTHING
@@ -501,7 +501,7 @@ RETURNING ` + childColumns
 // Index: children_KIND_author_key. Locks: none.
 const childTakenSQL = `
 SELECT /* store.child_taken */ ` + childColumns + `
-  FROM unnest(@object_ids::bigint[], @author_ids::bigint[]) AS w(object_id, author_id)
+  FROM unnest(@object_ids::text[], @author_ids::text[]) AS w(object_id, author_id)
  CROSS JOIN LATERAL (SELECT * FROM {{.Table}}
                       WHERE tenant_id = @tenant::bigint AND object_id = w.object_id AND author_id = w.author_id
                         AND author_state = 'ACTIVE' OFFSET 0) c`

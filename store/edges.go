@@ -29,7 +29,7 @@ type StaleEdgeError struct {
 }
 
 func (e *StaleEdgeError) Error() string {
-	return fmt.Sprintf("store: the %s %d, %d is at version %d", e.Kind.Name, e.Current.From, e.Current.To, e.Current.Version)
+	return fmt.Sprintf("store: the %s %s, %s is at version %d", e.Kind.Name, e.Current.From, e.Current.To, e.Current.Version)
 }
 
 // EdgeWrite is one edge to put or to remove.
@@ -61,9 +61,10 @@ func (w *EdgeWrite) check(put bool) error {
 	if err := checkMeta(w.Meta); err != nil {
 		return err
 	}
+	if err := checkIDs(w.From, w.To); err != nil {
+		return err
+	}
 	switch {
-	case w.From <= 0 || w.To <= 0:
-		return fmt.Errorf("%w: pair %d, %d", ErrInvalid, w.From, w.To)
 	case w.From == w.To && w.kind.NoSelf():
 		return ErrSelf
 	case !put || len(w.kind.Attributes) == 0:
@@ -148,8 +149,8 @@ func (r edgeRow) wire() event.Edge {
 const putEdgesSQL = `
 INSERT /* store.put_edges */ INTO {edges} AS e (tenant_id, from_id, to_id)
 SELECT @tenant::bigint, w.from_id, w.to_id
-  FROM unnest(@froms::bigint[], @tos::bigint[]) AS w(from_id, to_id)
- ORDER BY w.from_id, w.to_id
+  FROM unnest(@froms::text[], @tos::text[]) AS w(from_id, to_id)
+ ORDER BY w.from_id COLLATE "C", w.to_id COLLATE "C"
 ON CONFLICT (tenant_id, from_id, to_id) DO UPDATE
    SET status = 'ACTIVE', version = e.version + 1,
        positioned_at = GREATEST(now(), e.updated_at), updated_at = GREATEST(now(), e.updated_at)
@@ -175,7 +176,7 @@ func withKind(k kinds.Edge, writes []EdgeWrite) []EdgeWrite {
 // key order.
 const removeEdgesSQL = `
 WITH wanted AS (
-  SELECT * FROM unnest(@froms::bigint[], @tos::bigint[], @versions::bigint[]) AS w(from_id, to_id, version)
+  SELECT * FROM unnest(@froms::text[], @tos::text[], @versions::bigint[]) AS w(from_id, to_id, version)
 ), held AS (
   SELECT e.from_id, e.to_id, w.version
     FROM {edges} e JOIN wanted w ON e.tenant_id = @tenant::bigint AND e.from_id = w.from_id AND e.to_id = w.to_id
@@ -274,7 +275,7 @@ func (w *EdgeWrite) merge(out *EdgeOutcome) bool {
 // lockEdgesSQL locks edges and reads them. Index: edges_KIND_pkey. Locks: the edges, in key order.
 const lockEdgesSQL = `
 SELECT /* store.lock_edges */ e.from_id, e.to_id, e.status, e.version, e.created_at, e.positioned_at, e.updated_at, e.attributes
-  FROM unnest(@froms::bigint[], @tos::bigint[]) AS w(from_id, to_id)
+  FROM unnest(@froms::text[], @tos::text[]) AS w(from_id, to_id)
   JOIN {edges} e ON e.tenant_id = @tenant::bigint AND e.from_id = w.from_id AND e.to_id = w.to_id
  ORDER BY e.from_id, e.to_id
    FOR NO KEY UPDATE OF e`
@@ -284,8 +285,8 @@ SELECT /* store.lock_edges */ e.from_id, e.to_id, e.status, e.version, e.created
 const insertEdgesSQL = `
 INSERT /* store.insert_edges */ INTO {edges} AS e (tenant_id, from_id, to_id, attributes)
 SELECT @tenant::bigint, w.from_id, w.to_id, w.attributes
-  FROM unnest(@froms::bigint[], @tos::bigint[], @attributes::text[]::jsonb[]) AS w(from_id, to_id, attributes)
- ORDER BY w.from_id, w.to_id
+  FROM unnest(@froms::text[], @tos::text[], @attributes::text[]::jsonb[]) AS w(from_id, to_id, attributes)
+ ORDER BY w.from_id COLLATE "C", w.to_id COLLATE "C"
 ON CONFLICT (tenant_id, from_id, to_id) DO UPDATE SET status = e.status WHERE false
 RETURNING e.from_id, e.to_id, e.status, e.version, e.created_at, e.positioned_at, e.updated_at, e.attributes`
 
@@ -295,7 +296,7 @@ const updateEdgesSQL = `
 UPDATE /* store.update_edges */ {edges} e
    SET status = 'ACTIVE', attributes = w.attributes, version = e.version + 1, updated_at = GREATEST(now(), e.updated_at),
        positioned_at = CASE WHEN e.status = 'ACTIVE' THEN e.positioned_at ELSE GREATEST(now(), e.updated_at) END
-  FROM unnest(@froms::bigint[], @tos::bigint[], @attributes::text[]::jsonb[]) AS w(from_id, to_id, attributes)
+  FROM unnest(@froms::text[], @tos::text[], @attributes::text[]::jsonb[]) AS w(from_id, to_id, attributes)
  WHERE e.tenant_id = @tenant::bigint AND e.from_id = w.from_id AND e.to_id = w.to_id
 RETURNING e.from_id, e.to_id, e.status, e.version, e.created_at, e.positioned_at, e.updated_at, e.attributes`
 
@@ -436,7 +437,7 @@ func (k *edgeKind) current(ctx context.Context, tx pgx.Tx, tenant int64, writes 
 // getEdgesSQL reads edges. Index: edges_KIND_pkey. Locks: none.
 const getEdgesSQL = `
 SELECT /* store.get_edges */ e.from_id, e.to_id, e.status, e.version, e.created_at, e.positioned_at, e.updated_at, e.attributes
-  FROM unnest(@froms::bigint[], @tos::bigint[]) AS w(from_id, to_id)
+  FROM unnest(@froms::text[], @tos::text[]) AS w(from_id, to_id)
   JOIN {edges} e ON e.tenant_id = @tenant::bigint AND e.from_id = w.from_id AND e.to_id = w.to_id`
 
 // GetEdge returns the edge, ACTIVE or REMOVED, or ErrNotFound if it never existed. It has no Actor,
@@ -451,7 +452,7 @@ func (s *Store) GetEdge(ctx context.Context, tenant int64, k kinds.Edge, from, t
 		return notFound(err)
 	})
 	if err != nil {
-		return event.Edge{}, fmt.Errorf("read %s %d, %d of tenant %d: %w", k.Name, from, to, tenant, err)
+		return event.Edge{}, fmt.Errorf("read %s %s, %s of tenant %d: %w", k.Name, from, to, tenant, err)
 	}
 	return row.wire(), nil
 }

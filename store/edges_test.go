@@ -39,7 +39,7 @@ edges:
 	}
 	put := func(attributes string, version int64) store.EdgeOutcome {
 		t.Helper()
-		w := store.EdgeWrite{Meta: meta(), From: 7, To: 7, IfVersion: version}
+		w := store.EdgeWrite{Meta: meta(), From: "7", To: "7", IfVersion: version}
 		if attributes != "" {
 			w.Attributes = json.RawMessage(attributes)
 		}
@@ -48,7 +48,7 @@ edges:
 	remove := func(version int64) store.EdgeOutcome {
 		t.Helper()
 		return one(func() ([]store.EdgeOutcome, error) {
-			return f.RemoveEdges(t.Context(), tenant, k, []store.EdgeWrite{{Meta: meta(), From: 7, To: 7, IfVersion: version}})
+			return f.RemoveEdges(t.Context(), tenant, k, []store.EdgeWrite{{Meta: meta(), From: "7", To: "7", IfVersion: version}})
 		})
 	}
 	want := func(what string, o store.EdgeOutcome, changed bool, version int64, attributes string) {
@@ -78,7 +78,7 @@ edges:
 	}
 	back := put("", 0)
 	want("back, with the defaults", back, true, 4, `{"role":"passer"}`)
-	if got, err := f.GetEdge(t.Context(), tenant, k, 7, 7); err != nil || !cmp.Equal(got, back.Edge) {
+	if got, err := f.GetEdge(t.Context(), tenant, k, "7", "7"); err != nil || !cmp.Equal(got, back.Edge) {
 		t.Errorf("get: %+v, %v: want %+v", got, err, back.Edge)
 	}
 	var types []string
@@ -97,11 +97,11 @@ edges:
 			for i := range 5 {
 				var writes []store.EdgeWrite
 				for n := range 6 {
-					to := event.ID(100 + n)
+					to := event.IDOf(100 + n)
 					if w%2 == 1 {
-						to = event.ID(105 - n)
+						to = event.IDOf(105 - n)
 					}
-					writes = append(writes, store.EdgeWrite{Meta: meta(), From: 7, To: to,
+					writes = append(writes, store.EdgeWrite{Meta: meta(), From: "7", To: to,
 						Attributes: json.RawMessage(fmt.Sprintf(`{"seat":%d}`, w*10+i))})
 				}
 				if _, err := f.PutEdges(t.Context(), tenant, k, writes); err != nil {
@@ -115,7 +115,7 @@ edges:
 	if err := f.system.QueryRow(t.Context(), `
 		SELECT count(*) FILTER (WHERE events <> versions), count(*) FILTER (WHERE versions <> newest) FROM (
 		  SELECT count(*) AS events, count(DISTINCT m.payload ->> 'version') AS versions, max(e.version) AS newest
-		    FROM edges_visit e JOIN outbox_messages m ON m.aggregate_type = 'visit' AND m.aggregate_id = e.to_id WHERE e.to_id >= 100
+		    FROM edges_visit e JOIN outbox_messages m ON m.aggregate_type = 'visit' AND m.aggregate_id = e.to_id WHERE e.to_id >= '100'
 		    GROUP BY e.to_id) x`).Scan(&doubled, &missing); err != nil || doubled+missing > 0 {
 		t.Errorf("%d edges have an event twice, %d lack one: %v", doubled, missing, err)
 	}

@@ -32,7 +32,7 @@ const (
 // edgesFromSQL reads the next edges from an object. Index: edges_KIND_pkey, one range. Locks: none.
 const edgesFromSQL = `
 SELECT /* store.edges_from */ from_id, to_id, version, status = 'ACTIVE', true
-  FROM {edges} WHERE tenant_id = @tenant::bigint AND from_id = @object::bigint AND to_id > @to::bigint
+  FROM {edges} WHERE tenant_id = @tenant::bigint AND from_id = @object::text AND to_id > @to::text
  ORDER BY to_id LIMIT @limit`
 
 // edgesToSQL reads the edges to an object among the tenant's next edges of the kind. It also
@@ -42,9 +42,9 @@ SELECT /* store.edges_from */ from_id, to_id, version, status = 'ACTIVE', true
 const edgesToSQL = `
 WITH next AS MATERIALIZED (
   SELECT from_id, to_id FROM {edges}
-   WHERE tenant_id = @tenant::bigint AND (from_id, to_id) > (@from::bigint, @to::bigint) ORDER BY from_id, to_id LIMIT @window
+   WHERE tenant_id = @tenant::bigint AND (from_id, to_id) > (@from::text, @to::text) ORDER BY from_id, to_id LIMIT @window
 ), mine AS MATERIALIZED (
-  SELECT from_id, to_id FROM next WHERE to_id = @object::bigint ORDER BY from_id LIMIT @limit
+  SELECT from_id, to_id FROM next WHERE to_id = @object::text ORDER BY from_id LIMIT @limit
 ), found AS (
   SELECT from_id, to_id, true AS hit FROM mine
   UNION ALL
@@ -90,7 +90,7 @@ func (s *Store) EdgesOf(ctx context.Context, tenant int64, k kinds.Edge, object 
 			return err
 		})
 		if err != nil {
-			return fmt.Errorf("read the edges of kind %s %s %d of tenant %d: %w", k.Name, end, object, tenant, err)
+			return fmt.Errorf("read the edges of kind %s %s %s of tenant %d: %w", k.Name, end, object, tenant, err)
 		}
 		if len(all) == 0 {
 			continue
@@ -155,7 +155,7 @@ func (s *Store) RemoveEdgesOf(ctx context.Context, tenant int64, k kinds.Edge, a
 const forgetEdgesSQL = `
 WITH held AS MATERIALIZED (
   SELECT e.from_id, e.to_id
-    FROM unnest(@froms::bigint[], @tos::bigint[], @versions::bigint[]) AS w(from_id, to_id, version)
+    FROM unnest(@froms::text[], @tos::text[], @versions::bigint[]) AS w(from_id, to_id, version)
     JOIN {edges} e ON e.tenant_id = @tenant::bigint AND e.from_id = w.from_id AND e.to_id = w.to_id AND e.version = w.version
      AND e.status = 'REMOVED'
    ORDER BY e.from_id, e.to_id

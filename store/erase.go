@@ -36,8 +36,8 @@ WITH next AS MATERIALIZED (
   SELECT child_id, object_id, author_id, author_state = 'ERASED' AND body = '' AND attributes IS NULL AS erased
     FROM {table} WHERE tenant_id = @tenant::bigint AND child_id > @after::uuid ORDER BY child_id LIMIT @window
 )
-SELECT /* store.author_children */ child_id::text, object_id, erased, author_id = @author::bigint
-  FROM next WHERE author_id = @author::bigint OR child_id = (SELECT child_id FROM next ORDER BY child_id DESC LIMIT 1)
+SELECT /* store.author_children */ child_id::text, object_id, erased, author_id = @author::text
+  FROM next WHERE author_id = @author::text OR child_id = (SELECT child_id FROM next ORDER BY child_id DESC LIMIT 1)
  ORDER BY child_id`
 
 // AuthorChildren calls fn with every child of the kind by the author, in slices, in the order in
@@ -64,7 +64,7 @@ func (s *Store) AuthorChildren(ctx context.Context, tenant int64, k kinds.Child,
 				return err
 			})
 			if err != nil {
-				return fmt.Errorf("read the children of author %d of tenant %d in %s: %w", author, tenant, table, err)
+				return fmt.Errorf("read the children of author %s of tenant %d in %s: %w", author, tenant, table, err)
 			}
 			if len(mine) == 0 {
 				continue
@@ -147,7 +147,7 @@ func (s *Store) EraseChildren(ctx context.Context, tenant int64, k kinds.Child, 
 const authorKeysSQL = `
 SELECT /* store.author_keys */ idempotency_key, child_id::text
   FROM child_keys
- WHERE tenant_id = @tenant::bigint AND kind = @kind::text AND author_id = @author::bigint
+ WHERE tenant_id = @tenant::bigint AND kind = @kind::text AND author_id = @author::text
    AND idempotency_key > @after::text COLLATE "C" AND request_hash <> ''
  ORDER BY idempotency_key LIMIT @limit`
 
@@ -172,7 +172,7 @@ func (s *Store) AuthorKeys(ctx context.Context, tenant int64, k kinds.Child, aut
 			return err
 		})
 		if err != nil {
-			return fmt.Errorf("read the idempotency keys of author %d of tenant %d: %w", author, tenant, err)
+			return fmt.Errorf("read the idempotency keys of author %s of tenant %d: %w", author, tenant, err)
 		}
 		if len(found) == 0 {
 			return nil
@@ -188,7 +188,7 @@ func (s *Store) AuthorKeys(ctx context.Context, tenant int64, k kinds.Child, aut
 // Locks: the keys.
 const blankKeysSQL = `
 UPDATE /* store.blank_keys */ child_keys SET request_hash = ''
- WHERE tenant_id = @tenant::bigint AND kind = @kind::text AND author_id = @author::bigint AND idempotency_key = ANY(@keys::text[])
+ WHERE tenant_id = @tenant::bigint AND kind = @kind::text AND author_id = @author::text AND idempotency_key = ANY(@keys::text[])
    AND request_hash <> ''`
 
 // BlankKeys erases the request's hash from the author's keys. The keys remain, so a repeated create
@@ -204,7 +204,7 @@ func (s *Store) BlankKeys(ctx context.Context, tenant int64, k kinds.Child, auth
 		return err
 	})
 	if err != nil {
-		return 0, fmt.Errorf("blank %d idempotency keys of author %d of tenant %d: %w", len(keys), author, tenant, err)
+		return 0, fmt.Errorf("blank %d idempotency keys of author %s of tenant %d: %w", len(keys), author, tenant, err)
 	}
 	return n, nil
 }

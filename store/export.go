@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
-	"strconv"
 	"strings"
 	"time"
 
@@ -124,7 +123,7 @@ func exportPage[R any](ctx context.Context, s *Store, tenant int64, e Export, sq
 // none.
 const exportEdgesSQL = `
 SELECT /* store.export_edges */ from_id, to_id, status, version, created_at, positioned_at, updated_at, attributes
-  FROM {edges} WHERE tenant_id = @tenant::bigint AND (from_id, to_id) > (@from::bigint, @to::bigint)
+  FROM {edges} WHERE tenant_id = @tenant::bigint AND (from_id, to_id) > (@from::text, @to::text)
  ORDER BY from_id, to_id LIMIT @limit`
 
 // ExportEdges reads at most limit edges of the kind after a place, in the order of origin and
@@ -142,14 +141,14 @@ func (s *Store) ExportEdges(ctx context.Context, tenant int64, k kinds.Edge, e E
 		})
 }
 
-func restID(p ExportPlace) (n int64, err error) {
+func restID(p ExportPlace) (id event.ID, err error) {
 	if p.Rest == "" {
-		return 0, nil
+		return "", nil
 	}
-	if n, err = strconv.ParseInt(p.Rest, 10, 64); err != nil || strconv.FormatInt(n, 10) != p.Rest {
-		return 0, fmt.Errorf("%w: place %.80q", ErrInvalid, p.Rest)
+	if id, err = event.ParseID(p.Rest); err != nil {
+		return "", fmt.Errorf("%w: place %.80q", ErrInvalid, p.Rest)
 	}
-	return n, nil
+	return id, nil
 }
 
 // exportChildrenSQL reads a page of the tenant's children in the order of their objects, shelved
@@ -158,11 +157,11 @@ func restID(p ExportPlace) (n int64, err error) {
 const exportChildrenSQL = `
 SELECT /* store.export_children */ ` + childColumns + ` FROM (
   (SELECT * FROM {{.Table}}
-    WHERE tenant_id = @tenant::bigint AND (object_id, {{.Order}}) > (@object::bigint, @place::{{.OrderType}})
+    WHERE tenant_id = @tenant::bigint AND (object_id, {{.Order}}) > (@object::text, @place::{{.OrderType}})
     ORDER BY object_id, {{.Order}} LIMIT @limit)
   UNION ALL
   (SELECT * FROM {{.Shelf}}
-    WHERE tenant_id = @tenant::bigint AND (object_id, {{.Order}}) > (@object::bigint, @place::{{.OrderType}})
+    WHERE tenant_id = @tenant::bigint AND (object_id, {{.Order}}) > (@object::text, @place::{{.OrderType}})
     ORDER BY object_id, {{.Order}} LIMIT @limit)) c
  ORDER BY c.object_id, c.{{.Order}} LIMIT @limit`
 
@@ -215,10 +214,10 @@ const exportSettingsSQL = `
 SELECT /* store.export_settings */ kind, object
   FROM (SELECT post_id, kind, object FROM threads WHERE tenant_id = @tenant::bigint AND version_state IN ('LATEST', 'DELETED')
          UNION ALL
-        SELECT post_id, kind, jsonb_build_object('kind', kind, 'post_id', post_id::text, 'version', version) FROM threads_purged p
+        SELECT post_id, kind, jsonb_build_object('kind', kind, 'post_id', post_id, 'version', version) FROM threads_purged p
          WHERE tenant_id = @tenant::bigint
            AND NOT EXISTS (SELECT FROM threads t WHERE t.tenant_id = p.tenant_id AND t.post_id = p.post_id AND t.kind = p.kind)) t
- WHERE (post_id, kind) > (@post::bigint, @kind::text COLLATE "C")
+ WHERE (post_id, kind) > (@post::text, @kind::text COLLATE "C")
  ORDER BY post_id, kind LIMIT @limit`
 
 type exportedSettings struct {
@@ -242,7 +241,7 @@ func (s *Store) ExportSettings(ctx context.Context, tenant int64, e Export, afte
 }
 
 // String returns the place as text for clients; ParsePlace reads it.
-func (p ExportPlace) String() string { return fmt.Sprintf("%d,%s", p.ID, p.Rest) }
+func (p ExportPlace) String() string { return string(p.ID) + "," + p.Rest }
 
 // ParsePlace reads the text of String, or returns ErrInvalid. The part after the comma is validated
 // when a page is read.
@@ -251,9 +250,9 @@ func ParsePlace(text string) (p ExportPlace, err error) {
 	if text == "" {
 		return p, nil
 	}
-	n, err := strconv.ParseInt(id, 10, 64)
-	if err != nil || n < 0 || strconv.FormatInt(n, 10) != id {
+	p.Rest = rest
+	if p.ID, err = event.ParseID(id); err != nil {
 		return p, fmt.Errorf("%w: place %.80q", ErrInvalid, text)
 	}
-	return ExportPlace{event.ID(n), rest}, nil
+	return p, nil
 }

@@ -31,9 +31,9 @@ func TestAnAnsweredWriteSurvivesASynchronousFailover(t *testing.T) {
 			pair := testkit.PostgresPair(t)
 			db := pair.DB(t)
 			f, owner := on(t, db), db.Pool(t, postgres.RoleOwner)
-			f.follow(t, 120, 2)
+			f.follow(t, "120", "2")
 			before, err := f.CreateChildren(t.Context(), tenant, commentKind, []store.NewChild{
-				{Meta: meta(), Object: 201, AuthorID: 1, Body: "before"}, {Meta: meta(), Object: 202, AuthorID: 1, Body: "before"}})
+				{Meta: meta(), Object: "201", AuthorID: "1", Body: "before"}, {Meta: meta(), Object: "202", AuthorID: "1", Body: "before"}})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -27,7 +27,7 @@ var goldenTime = time.Date(2026, 1, 2, 3, 4, 5, 123456000, time.UTC)
 
 // goldenThread has a value in every field.
 func goldenThread(version int64) event.Thread {
-	return event.Thread{PostID: 9007199254740993, Locked: true, Premoderate: true, Title: "Rules & <b>tags</b>", Version: version,
+	return event.Thread{PostID: "9007199254740993", Locked: true, Premoderate: true, Title: "Rules & <b>tags</b>", Version: version,
 		UpdatedAt: event.Time{Time: goldenTime}, Actor: "user:7"}
 }
 
@@ -88,10 +88,10 @@ func TestEveryShapeOfThreadSettingsEverStoredIsReadAndGoesOn(t *testing.T) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	shapes := map[string][]versioned.Version[event.Thread]{
 		"threads.v0.json": {
-			{Object: event.Thread{PostID: 42, Title: "Rules", Version: 2},
+			{Object: event.Thread{PostID: "42", Title: "Rules", Version: 2},
 				Metadata: versioned.Metadata{VersionID: 99999999992, VersionState: versioned.Latest, CreatedBy: "leo",
 					LastUpdateTime: at.Add(time.Second - time.Hour)}, Position: 99999999992},
-			{Object: event.Thread{PostID: 42, Locked: true, Version: 1},
+			{Object: event.Thread{PostID: "42", Locked: true, Version: 1},
 				Metadata: versioned.Metadata{VersionID: 99999999991, VersionState: versioned.Archived, CreatedBy: "ann",
 					LastUpdateTime: at}, Position: 99999999991},
 		},

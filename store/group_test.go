@@ -68,17 +68,17 @@ func TestAnAnswerLostAtCommitIsFoundOut(t *testing.T) {
 				return &cutConn{Conn: c, read: every3rd(marks.read), write: every3rd(marks.write)}
 			})
 			f := fixture{s, db.Pool(t, postgres.RoleSystem)}
-			f.follow(t, 1, 2)
+			f.follow(t, "1", "2")
 			const n = 40
 			var wg sync.WaitGroup
 			for i := range int64(n) {
 				wg.Go(func() {
-					if out := f.follow(t, event.IDOf(100+i), 2); !out.Changed || out.Edge.Version != 1 {
+					if out := f.follow(t, event.IDOf(100+i), "2"); !out.Changed || out.Edge.Version != 1 {
 						t.Errorf("follow %d: %+v", i, out)
 					}
 				})
 				wg.Go(func() {
-					out := f.create(t, store.NewChild{Object: 1, AuthorID: 1, Body: "hello", Key: fmt.Sprint(i)})
+					out := f.create(t, store.NewChild{Object: "1", AuthorID: "1", Body: "hello", Key: fmt.Sprint(i)})
 					if !out.Changed || out.Replayed || out.Err != nil {
 						t.Errorf("create %d: %+v", i, out)
 					}
@@ -133,9 +133,9 @@ func TestACommitThatArrivesLateIsWaitedFor(t *testing.T) {
 	asked := make(chan struct{})
 	f := fixture{through(t, db, 4, func(c net.Conn) net.Conn { return &lateCommit{c, &armed, asked, &late} }),
 		db.Pool(t, postgres.RoleSystem)}
-	f.follow(t, 1, 2)
+	f.follow(t, "1", "2")
 	armed.Store(true)
-	if out := f.follow(t, 3, 2); !out.Changed || out.Edge.Version != 1 {
+	if out := f.follow(t, "3", "2"); !out.Changed || out.Edge.Version != 1 {
 		t.Errorf("%+v", out)
 	}
 	late.Wait()
@@ -155,8 +155,8 @@ func TestLockedEntitiesHoldBackTheirOwnWritersAlone(t *testing.T) {
 	db := testkit.Postgres(t)
 	f := fixture{through(t, db, 4, func(c net.Conn) net.Conn { return c }), db.Pool(t, postgres.RoleSystem)}
 	for i := range int64(locked) {
-		f.follow(t, event.IDOf(1+i), 100)
-		f.unfollow(t, event.IDOf(1+i), 100)
+		f.follow(t, event.IDOf(1+i), "100")
+		f.unfollow(t, event.IDOf(1+i), "100")
 	}
 	lock, err := f.system.Begin(t.Context())
 	if err != nil {
@@ -170,13 +170,13 @@ func TestLockedEntitiesHoldBackTheirOwnWritersAlone(t *testing.T) {
 	var changed atomic.Int64
 	for i := range int64(40) {
 		blocked.Go(func() {
-			if f.follow(t, event.IDOf(1+i%early), 100).Changed {
+			if f.follow(t, event.IDOf(1+i%early), "100").Changed {
 				changed.Add(1)
 			}
 		})
 		for j := range int64(5) {
 			free.Go(func() {
-				if out := f.follow(t, event.IDOf(1000+5*i+j), 2); !out.Changed {
+				if out := f.follow(t, event.IDOf(1000+5*i+j), "2"); !out.Changed {
 					t.Errorf("%+v", out)
 				}
 			})
@@ -191,7 +191,7 @@ func TestLockedEntitiesHoldBackTheirOwnWritersAlone(t *testing.T) {
 		for i := range took {
 			free.Go(func() {
 				began := time.Now()
-				f.follow(t, event.IDOf(2000+next.Add(1)), 2)
+				f.follow(t, event.IDOf(2000+next.Add(1)), "2")
 				took[i] = time.Since(began)
 			})
 		}
@@ -203,7 +203,7 @@ func TestLockedEntitiesHoldBackTheirOwnWritersAlone(t *testing.T) {
 		alone = append(alone, round())
 		groups := f.Stats().Groups
 		blocked.Go(func() {
-			if f.follow(t, event.IDOf(1+early+i), 100).Changed {
+			if f.follow(t, event.IDOf(1+early+i), "100").Changed {
 				changed.Add(1)
 			}
 		})
@@ -234,7 +234,7 @@ func TestAWriteThatTheDatabaseRefusesFailsAlone(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range int64(n) {
 		wg.Go(func() {
-			w := store.EdgeWrite{Meta: meta(), From: event.IDOf(10 + i), To: 2}
+			w := store.EdgeWrite{Meta: meta(), From: event.IDOf(10 + i), To: "2"}
 			poison := i%20 == 7
 			if poison {
 				w.TraceParent = "\x00" // invalid as PostgreSQL text
@@ -262,8 +262,9 @@ func TestRandomWritersOfTheSameEntitiesAgreeWithTheEvents(t *testing.T) {
 	f := stores[0]
 	var comments []event.Child
 	for range 5 {
-		comments = append(comments, f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "0"}))
+		comments = append(comments, f.mustCreate(t, store.NewChild{Object: "1", AuthorID: "1", Body: "0"}))
 	}
+	froms := []event.ID{"2", "10", "B", "a.b@example.com", "auth0|1"}
 	seed, _ := testkit.Seed(t)
 	type entity struct {
 		id      string
@@ -289,7 +290,7 @@ func TestRandomWritersOfTheSameEntitiesAgreeWithTheEvents(t *testing.T) {
 				var pairs []store.EdgeWrite
 				var edits []store.ChildEdit
 				for range n {
-					pairs = append(pairs, store.EdgeWrite{Meta: meta(), From: event.IDOf(1 + r.Int64N(5)), To: 100})
+					pairs = append(pairs, store.EdgeWrite{Meta: meta(), From: froms[r.IntN(len(froms))], To: "100"})
 					edits = append(edits, store.ChildEdit{Meta: meta(), ID: comments[r.IntN(len(comments))].ID,
 						Body: new(fmt.Sprint(worker, i, r.IntN(2)))})
 				}
@@ -378,7 +379,7 @@ func TestWritesOfManyTenantsShareATransaction(t *testing.T) {
 	s := store.New(pool, nil)
 	meta := store.Meta{Actor: "tester"}
 	follow := func(tenant int64, follower event.ID) store.EdgeOutcome {
-		out, err := s.PutEdges(t.Context(), tenant, follows, []store.EdgeWrite{{Meta: meta, From: follower, To: 1_000_000}})
+		out, err := s.PutEdges(t.Context(), tenant, follows, []store.EdgeWrite{{Meta: meta, From: follower, To: "1000000"}})
 		if err != nil {
 			t.Errorf("tenant %d: %v", tenant, err)
 			return store.EdgeOutcome{}
@@ -386,8 +387,8 @@ func TestWritesOfManyTenantsShareATransaction(t *testing.T) {
 		return out[0]
 	}
 	// Another session locks a row of tenant 7. All other tenants have a row with the same key.
-	follow(7, 1)
-	if _, err := s.RemoveEdges(t.Context(), 7, follows, []store.EdgeWrite{{Meta: meta, From: 1, To: 1_000_000}}); err != nil {
+	follow(7, "1")
+	if _, err := s.RemoveEdges(t.Context(), 7, follows, []store.EdgeWrite{{Meta: meta, From: "1", To: "1000000"}}); err != nil {
 		t.Fatal(err)
 	}
 	lock, err := system.Begin(t.Context())
@@ -412,7 +413,7 @@ func TestWritesOfManyTenantsShareATransaction(t *testing.T) {
 			})
 			wg.Go(func() {
 				out, err := s.CreateChildren(t.Context(), tenant, commentKind,
-					[]store.NewChild{{Meta: meta, Object: 5, AuthorID: event.IDOf(1 + n), Body: fmt.Sprint(tenant), Key: fmt.Sprint(n)}})
+					[]store.NewChild{{Meta: meta, Object: "5", AuthorID: event.IDOf(1 + n), Body: fmt.Sprint(tenant), Key: fmt.Sprint(n)}})
 				if err != nil || out[0].Err != nil || !out[0].Changed {
 					t.Errorf("tenant %d, comment %d: %+v %v", tenant, n, out, err)
 				}

@@ -104,8 +104,8 @@ func TestATakenSlugIsReplaced(t *testing.T) {
 	}
 	m := Meta{Actor: "tester"}
 	out, err := s.CreateChildren(t.Context(), 1, commentKind, []NewChild{
-		{Meta: m, Object: 1, AuthorID: 1, Body: "a"}, {Meta: m, Object: 1, AuthorID: 1, Body: "b"},
-		{Meta: m, Object: 1, AuthorID: 1, Body: "c"},
+		{Meta: m, Object: "1", AuthorID: "1", Body: "a"}, {Meta: m, Object: "1", AuthorID: "1", Body: "b"},
+		{Meta: m, Object: "1", AuthorID: "1", Body: "c"},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -118,11 +118,11 @@ func TestATakenSlugIsReplaced(t *testing.T) {
 		t.Errorf("slugs (-want +got):\n%s", diff)
 	}
 	s.slug = func() string { return "aaaaaaaa" }
-	if _, err := s.CreateChildren(t.Context(), 1, commentKind, []NewChild{{Meta: m, Object: 1, AuthorID: 1, Body: "d"}}); err == nil {
+	if _, err := s.CreateChildren(t.Context(), 1, commentKind, []NewChild{{Meta: m, Object: "1", AuthorID: "1", Body: "d"}}); err == nil {
 		t.Error("no free slug: no error")
 	}
-	if out, err := s.CreateChildren(t.Context(), 1, commentKind, []NewChild{{Meta: m, Object: 2, AuthorID: 1, Body: "d"}}); err != nil ||
-		out[0].Child.Slug != "aaaaaaaa" {
+	if out, err := s.CreateChildren(t.Context(), 1, commentKind, []NewChild{{Meta: m, Object: "2", AuthorID: "1",
+		Body: "d"}}); err != nil || out[0].Child.Slug != "aaaaaaaa" {
 		t.Errorf("the slug in another post: %+v, %v", out, err)
 	}
 }
@@ -278,7 +278,7 @@ func TestACreateProbesItsSurroundingsThoughThereAreNoStatistics(t *testing.T) {
 	err := postgres.InTenant(ctx, db.Pool(t, postgres.RoleAPI), 1, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		rows, _ := tx.Query(ctx, "EXPLAIN "+shapeOf(commentKind).sql(childSurroundingsSQL),
 			pgx.QueryExecModeSimpleProtocol, pgx.StrictNamedArgs{
-				"tenant": int64(1), "object_ids": []int64{1}, "reply_tos": []string{"00000000-0000-7000-8000-000000000000"},
+				"tenant": int64(1), "object_ids": []string{"1"}, "reply_tos": []string{"00000000-0000-7000-8000-000000000000"},
 			})
 		lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		if plan := strings.Join(lines, "\n"); !strings.Contains(plan, "children_comment_pkey") {

@@ -23,7 +23,7 @@ import (
 // first create with the key.
 func TestACreateWhoseKeyIsPurgedMeanwhileMakesAChild(t *testing.T) {
 	f := open(t)
-	first := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 5, Body: "once", Key: "a"})
+	first := f.mustCreate(t, store.NewChild{Object: "1", AuthorID: "5", Body: "once", Key: "a"})
 	other, err := f.system.Begin(t.Context()) // holds key b, so the create waits there, after it met a
 	if err != nil {
 		t.Fatal(err)
@@ -40,8 +40,8 @@ func TestACreateWhoseKeyIsPurgedMeanwhileMakesAChild(t *testing.T) {
 	told := make(chan result, 1)
 	go func() {
 		out, err := f.CreateChildren(context.Background(), tenant, commentKind, []store.NewChild{
-			{Meta: meta(), Object: 1, AuthorID: 5, Body: "once", Key: "a"},
-			{Meta: meta(), Object: 1, AuthorID: 5, Body: "twice", Key: "b"}})
+			{Meta: meta(), Object: "1", AuthorID: "5", Body: "once", Key: "a"},
+			{Meta: meta(), Object: "1", AuthorID: "5", Body: "twice", Key: "b"}})
 		told <- result{out, err}
 	}()
 	testkit.Eventually(t, "the create waits for the key b", func() (waits bool, err error) {
@@ -65,7 +65,7 @@ func TestACreateWhoseKeyIsPurgedMeanwhileMakesAChild(t *testing.T) {
 			t.Errorf("create %d: %+v", i, o)
 		}
 	}
-	if again := f.create(t, store.NewChild{Object: 1, AuthorID: 5, Body: "once", Key: "a"}); !again.Replayed ||
+	if again := f.create(t, store.NewChild{Object: "1", AuthorID: "5", Body: "once", Key: "a"}); !again.Replayed ||
 		again.Child.ID != r.out[0].Child.ID {
 		t.Errorf("the same create again: %+v, want %s", again, r.out[0].Child.ID)
 	}
@@ -100,9 +100,10 @@ SELECT $1, (ARRAY['comment', 'review'])[n % 2 + 1], n % 100 + 1, 'old-' || n,
 		}
 		return n
 	}
-	in := store.NewChild{Object: 1, AuthorID: 5, Body: "within the time", Key: "young"}
+	in := store.NewChild{Object: "1", AuthorID: "5", Body: "within the time", Key: "young"}
 	first := f.mustCreate(t, in)
-	place := store.NewChild{Object: 1, AuthorID: 5, Body: "one per author", Key: "old-review", Attributes: json.RawMessage(`{"rating": 5}`)}
+	place := store.NewChild{Object: "1", AuthorID: "5", Body: "one per author", Key: "old-review",
+		Attributes: json.RawMessage(`{"rating": 5}`)}
 	review := createReview(t, f, place)
 	if _, err := f.system.Exec(t.Context(), `UPDATE child_keys SET child_id = '00000000-0000-7000-8000-000000000000'
 		WHERE idempotency_key = 'old-review'`); err != nil {
@@ -144,7 +145,7 @@ SELECT $1, (ARRAY['comment', 'review'])[n % 2 + 1], n % 100 + 1, 'old-' || n,
 					return
 				default:
 				}
-				in := store.NewChild{Meta: meta(), Object: 2, AuthorID: event.IDOf(author + 1), Body: fmt.Sprint("body ", n),
+				in := store.NewChild{Meta: meta(), Object: "2", AuthorID: event.IDOf(author + 1), Body: fmt.Sprint("body ", n),
 					Key: fmt.Sprint("new-", n)}
 				var made [2]store.ChildOutcome
 				for i := range made {

@@ -102,15 +102,16 @@ func (f kindFixture) must(o ChildOutcome) event.Child {
 func TestAChildOfEveryKindIsWrittenReadAndErased(t *testing.T) {
 	eachKind(t, func(t *testing.T, f kindFixture) {
 		ctx := t.Context()
-		c := f.must(f.create(NewChild{Object: 5, AuthorID: 7, Body: " first ", Key: "k"}))
-		if c.Body != "first" || c.Version != 1 || c.Parent != 5 || (c.Path != "") != f.k.Threaded || (c.Slug != "") != f.k.Threaded ||
+		c := f.must(f.create(NewChild{Object: "5", AuthorID: "7", Body: " first ", Key: "k"}))
+		if c.Body != "first" || c.Version != 1 || c.Parent != "5" || (c.Path != "") != f.k.Threaded || (c.Slug != "") != f.k.Threaded ||
 			(c.Attributes != nil) != (len(f.k.Attributes) > 0) {
 			t.Errorf("created: %+v", c)
 		}
-		if again := f.create(NewChild{Object: 5, AuthorID: 7, Body: "first", Key: "k"}); !again.Replayed || cmp.Diff(c, again.Child) != "" {
+		if again := f.create(NewChild{Object: "5", AuthorID: "7", Body: "first", Key: "k"}); !again.Replayed ||
+			cmp.Diff(c, again.Child) != "" {
 			t.Errorf("replayed: %+v, want %+v", again, c)
 		}
-		if again := f.create(NewChild{Object: 5, AuthorID: 7, Body: "another", Key: "k"}); !errors.Is(again.Err, ErrKeyReused) {
+		if again := f.create(NewChild{Object: "5", AuthorID: "7", Body: "another", Key: "k"}); !errors.Is(again.Err, ErrKeyReused) {
 			t.Errorf("the key with another body: %+v", again)
 		}
 		edit := ChildEdit{Meta: tester, ID: c.ID, IfVersion: 1, Body: new("second"), Attributes: f.attributes(2)}
@@ -177,8 +178,8 @@ func (f kindFixture) lastEvent() event.Child {
 
 func TestOnlyThreadedKindsHaveReplies(t *testing.T) {
 	eachKind(t, func(t *testing.T, f kindFixture) {
-		first := f.must(f.create(NewChild{Object: 5, AuthorID: 7, Body: "first"}))
-		reply := f.create(NewChild{Object: 5, AuthorID: 8, ReplyTo: first.ID, Body: "reply"})
+		first := f.must(f.create(NewChild{Object: "5", AuthorID: "7", Body: "first"}))
+		reply := f.create(NewChild{Object: "5", AuthorID: "8", ReplyTo: first.ID, Body: "reply"})
 		switch {
 		case f.k.Threaded && (reply.Err != nil || Depth(reply.Child.Path) != 2 || !strings.HasPrefix(reply.Child.Path, first.Path+"/")):
 			t.Errorf("a reply: %+v", reply)
@@ -202,7 +203,7 @@ func TestAnAuthorHasOneChildOfAnObjectWhereTheKindSaysSo(t *testing.T) {
 				if i%2 == 0 {
 					s = other
 				}
-				c := NewChild{Meta: tester, Object: 5, AuthorID: 7, Body: fmt.Sprint("try ", i), Attributes: f.attributes(i)}
+				c := NewChild{Meta: tester, Object: "5", AuthorID: "7", Body: fmt.Sprint("try ", i), Attributes: f.attributes(i)}
 				if i%3 == 0 {
 					c.Key = fmt.Sprint("key", i)
 				}
@@ -242,9 +243,9 @@ func TestAnAuthorHasOneChildOfAnObjectWhereTheKindSaysSo(t *testing.T) {
 		// Two of one batch: the first gets the place. Another author, and another object, have
 		// places of their own.
 		out, err := f.CreateChildren(t.Context(), 1, f.k, []NewChild{
-			{Meta: tester, Object: 6, AuthorID: 7, Body: "a", Attributes: f.attributes(1)},
-			{Meta: tester, Object: 6, AuthorID: 7, Body: "b", Attributes: f.attributes(1)},
-			{Meta: tester, Object: 5, AuthorID: 8, Body: "c", Attributes: f.attributes(1)}})
+			{Meta: tester, Object: "6", AuthorID: "7", Body: "a", Attributes: f.attributes(1)},
+			{Meta: tester, Object: "6", AuthorID: "7", Body: "b", Attributes: f.attributes(1)},
+			{Meta: tester, Object: "5", AuthorID: "8", Body: "c", Attributes: f.attributes(1)}})
 		var taken *TakenError
 		if err != nil || out[0].Err != nil || out[2].Err != nil || !errors.As(out[1].Err, &taken) || taken.Child.ID != out[0].Child.ID {
 			t.Fatalf("a batch: %+v, %v", out, err)
@@ -252,14 +253,14 @@ func TestAnAuthorHasOneChildOfAnObjectWhereTheKindSaysSo(t *testing.T) {
 		// Creates for one place keep their order, whatever their keys. The second waits for the key
 		// of the first, and the third for its place.
 		out2, err := f.CreateChildren(t.Context(), 1, f.k, []NewChild{
-			{Meta: tester, Object: 6, AuthorID: 7, Body: "refused", Attributes: f.attributes(1), Key: "one"},
-			{Meta: tester, Object: 9, AuthorID: 7, Body: "first", Attributes: f.attributes(1), Key: "one"},
-			{Meta: tester, Object: 9, AuthorID: 7, Body: "second", Attributes: f.attributes(1)}})
+			{Meta: tester, Object: "6", AuthorID: "7", Body: "refused", Attributes: f.attributes(1), Key: "one"},
+			{Meta: tester, Object: "9", AuthorID: "7", Body: "first", Attributes: f.attributes(1), Key: "one"},
+			{Meta: tester, Object: "9", AuthorID: "7", Body: "second", Attributes: f.attributes(1)}})
 		if err != nil || out2[0].Err == nil || out2[1].Err != nil || !errors.As(out2[2].Err, &taken) || taken.Child.ID != out2[1].Child.ID {
 			t.Errorf("a batch for one place: %+v, %v", out2, err)
 		}
 		// A key whose create was refused is free again.
-		refused := f.create(NewChild{Object: 6, AuthorID: 7, Body: "later", Key: "later"})
+		refused := f.create(NewChild{Object: "6", AuthorID: "7", Body: "later", Key: "later"})
 		if !errors.As(refused.Err, &taken) {
 			t.Errorf("a second one: %+v", refused)
 		}
@@ -267,12 +268,12 @@ func TestAnAuthorHasOneChildOfAnObjectWhereTheKindSaysSo(t *testing.T) {
 			gone[0].Err != nil {
 			t.Fatal(gone, err)
 		}
-		again := f.must(f.create(NewChild{Object: 6, AuthorID: 7, Body: "later", Key: "later"}))
+		again := f.must(f.create(NewChild{Object: "6", AuthorID: "7", Body: "later", Key: "later"}))
 		if again.ID == out[0].Child.ID {
 			t.Error("the place is not free")
 		}
 		// A retry with the key returns its child, although that child holds the place.
-		if replay := f.create(NewChild{Object: 6, AuthorID: 7, Body: "later", Key: "later"}); !replay.Replayed ||
+		if replay := f.create(NewChild{Object: "6", AuthorID: "7", Body: "later", Key: "later"}); !replay.Replayed ||
 			replay.Child.ID != again.ID {
 			t.Errorf("the key again: %+v", replay)
 		}
@@ -285,7 +286,7 @@ func TestThreadsOfEveryKindAreShelvedAndComeBack(t *testing.T) {
 		system := f.db.Pool(t, postgres.RoleSystem)
 		var ids []string
 		for author := range int64(7) {
-			ids = append(ids, f.must(f.create(NewChild{Object: 5, AuthorID: event.IDOf(author + 1), Body: "text"})).ID)
+			ids = append(ids, f.must(f.create(NewChild{Object: "5", AuthorID: event.IDOf(author + 1), Body: "text"})).ID)
 		}
 		before, err := f.GetChild(ctx, 1, f.k, ids[3])
 		if err != nil {
@@ -314,7 +315,7 @@ func TestThreadsOfEveryKindAreShelvedAndComeBack(t *testing.T) {
 			t.Errorf("shelved: %+v, %v", got, err)
 		}
 		var mine []string
-		if err := f.AuthorChildren(ctx, 1, f.k, 4, func(all []AuthorChild) error {
+		if err := f.AuthorChildren(ctx, 1, f.k, "4", func(all []AuthorChild) error {
 			for _, c := range all {
 				mine = append(mine, c.ID)
 			}
@@ -322,7 +323,7 @@ func TestThreadsOfEveryKindAreShelvedAndComeBack(t *testing.T) {
 		}); err != nil || !slices.Equal(mine, ids[3:4]) {
 			t.Errorf("of author 4: %v, %v", mine, err)
 		}
-		second := f.create(NewChild{Object: 5, AuthorID: 1, Body: "late"}) // brings it back
+		second := f.create(NewChild{Object: "5", AuthorID: "1", Body: "late"}) // brings it back
 		var taken *TakenError
 		if (second.Err == nil) == f.k.OnePerAuthor || f.k.OnePerAuthor && (!errors.As(second.Err, &taken) || taken.Child.ID != ids[0]) {
 			t.Errorf("a late one: %+v", second)
@@ -351,12 +352,12 @@ func TestSettingsOfThreadsOfTwoKindsAreApart(t *testing.T) {
 	makeKinds(t, db, testSet)
 	s, ctx := New(db.Pool(t, postgres.RoleAPI), nil), t.Context()
 	answer := testSet.Children["answer"]
-	out, err := s.SetThreads(ctx, 1, answer, []ThreadSettings{{Meta: tester, Object: 5, Locked: true}})
+	out, err := s.SetThreads(ctx, 1, answer, []ThreadSettings{{Meta: tester, Object: "5", Locked: true}})
 	if err != nil || out[0].Err != nil || !out[0].Changed {
 		t.Fatal(out, err)
 	}
 	create := func(k kinds.Child) error {
-		out, err := s.CreateChildren(ctx, 1, k, []NewChild{{Meta: tester, Object: 5, AuthorID: 7, Body: "text"}})
+		out, err := s.CreateChildren(ctx, 1, k, []NewChild{{Meta: tester, Object: "5", AuthorID: "7", Body: "text"}})
 		return errors.Join(err, out[0].Err)
 	}
 	if err := create(answer); !errors.Is(err, ErrThreadLocked) {
@@ -365,14 +366,14 @@ func TestSettingsOfThreadsOfTwoKindsAreApart(t *testing.T) {
 	if err := create(commentKind); err != nil {
 		t.Errorf("in the other kind's thread: %v", err)
 	}
-	if got, err := s.GetThread(ctx, 1, commentKind, 5); err != nil || got.Version != 0 || got.Locked {
+	if got, err := s.GetThread(ctx, 1, commentKind, "5"); err != nil || got.Version != 0 || got.Locked {
 		t.Errorf("%+v, %v", got, err)
 	}
 	if out, err := s.SetThreads(ctx, 1, testSet.Children["message"],
-		[]ThreadSettings{{Meta: tester, Object: 5, Locked: true}}); err != nil || !errors.Is(out[0].Err, ErrInvalid) {
+		[]ThreadSettings{{Meta: tester, Object: "5", Locked: true}}); err != nil || !errors.Is(out[0].Err, ErrInvalid) {
 		t.Errorf("of a kind that is not moderated: %+v, %v", out, err)
 	}
-	if versions, err := s.ThreadVersions(ctx, 1, answer, 5, 1<<62, 10); err != nil || len(versions) != 1 ||
+	if versions, err := s.ThreadVersions(ctx, 1, answer, "5", 1<<62, 10); err != nil || len(versions) != 1 ||
 		versions[0].Object.Kind != "answer" {
 		t.Errorf("%+v, %v", versions, err)
 	}
@@ -383,7 +384,7 @@ func TestWhatThePolicyOfWritersCosts(t *testing.T) {
 	db := testkit.Postgres(t)
 	makeKinds(t, db, testSet)
 	s, ctx := New(db.Pool(t, postgres.RoleAPI), nil), t.Context()
-	out, err := s.CreateChildren(ctx, 1, commentKind, []NewChild{{Meta: tester, Object: 5, AuthorID: 7, Body: "text"}})
+	out, err := s.CreateChildren(ctx, 1, commentKind, []NewChild{{Meta: tester, Object: "5", AuthorID: "7", Body: "text"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -418,7 +419,7 @@ func TestMergesOfAttributesLoseNone(t *testing.T) {
 	const children, rounds = 10, 20
 	var ids []string
 	for author := range children {
-		out, err := s.CreateChildren(t.Context(), 1, k, []NewChild{{Meta: tester, Object: 5, AuthorID: event.ID(author + 1), Body: "x",
+		out, err := s.CreateChildren(t.Context(), 1, k, []NewChild{{Meta: tester, Object: "5", AuthorID: event.IDOf(author + 1), Body: "x",
 			Attributes: json.RawMessage(`{"score":0}`)}})
 		if err != nil || out[0].Err != nil {
 			t.Fatal(out, err)

@@ -58,20 +58,20 @@ func ends(t *testing.T, done <-chan []store.EdgeOutcome) (out []store.EdgeOutcom
 func TestABatchOfRemovalsDoesNotWaitForAnEdgeThatItsFirstItemDidNotFind(t *testing.T) {
 	db := testkit.Postgres(t)
 	f := on(t, db)
-	edge := func(from event.ID) store.EdgeWrite { return store.EdgeWrite{Meta: meta(), From: from, To: 100} }
-	f.follow(t, 5, 100)
-	first := f.begin(t, `SELECT FROM edges_follow WHERE from_id = 5 FOR UPDATE`)
+	edge := func(from event.ID) store.EdgeWrite { return store.EdgeWrite{Meta: meta(), From: from, To: "100"} }
+	f.follow(t, "5", "100")
+	first := f.begin(t, `SELECT FROM edges_follow WHERE from_id = '5' FOR UPDATE`)
 	done := make(chan []store.EdgeOutcome, 1)
 	go func() {
-		out, err := f.RemoveEdges(t.Context(), tenant, follows, []store.EdgeWrite{edge(3), edge(5), edge(3)})
+		out, err := f.RemoveEdges(t.Context(), tenant, follows, []store.EdgeWrite{edge("3"), edge("5"), edge("3")})
 		if err != nil {
 			t.Error(err)
 		}
 		done <- out
 	}()
 	blocked(t, db) // it has not found the edge 3, and waits for the edge 5
-	f.follow(t, 3, 100)
-	f.begin(t, `SELECT FROM edges_follow WHERE from_id = 3 FOR UPDATE`)
+	f.follow(t, "3", "100")
+	f.begin(t, `SELECT FROM edges_follow WHERE from_id = '3' FOR UPDATE`)
 	if err := first.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +94,7 @@ func TestABatchHoldsNoEdgeWhileItWaitsToCreateALowerOne(t *testing.T) {
 			put := func(froms ...event.ID) []store.EdgeOutcome {
 				var writes []store.EdgeWrite
 				for _, from := range froms {
-					writes = append(writes, store.EdgeWrite{Meta: meta(), From: from, To: 100,
+					writes = append(writes, store.EdgeWrite{Meta: meta(), From: from, To: "100",
 						Attributes: json.RawMessage(`{"role":"owner"}`)})
 				}
 				out, err := f.PutEdges(t.Context(), tenant, kinds.Builtin().Edges["membership"], writes)
@@ -103,16 +103,16 @@ func TestABatchHoldsNoEdgeWhileItWaitsToCreateALowerOne(t *testing.T) {
 				}
 				return out
 			}
-			put(5)
+			put("5")
 			if _, err := f.system.Exec(t.Context(), `UPDATE edges_membership SET attributes = '{"role": "member"}'`); err != nil {
 				t.Fatal(err)
 			}
 			creator := f.begin(t, `INSERT INTO edges_membership (tenant_id, from_id, to_id, attributes)
 				VALUES (7, 3, 100, '{"role": "member"}')`)
 			done := make(chan []store.EdgeOutcome, 1)
-			go func() { done <- put(5, 3) }()
+			go func() { done <- put("5", "3") }()
 			blocked(t, db)
-			if _, err := f.system.Exec(t.Context(), `SELECT FROM edges_membership WHERE from_id = 5 FOR UPDATE NOWAIT`); err != nil {
+			if _, err := f.system.Exec(t.Context(), `SELECT FROM edges_membership WHERE from_id = '5' FOR UPDATE NOWAIT`); err != nil {
 				t.Errorf("the batch holds the edge 5 while it waits for the edge 3: %v", err)
 			}
 			if err := end.of(creator, t); err != nil {

@@ -25,7 +25,7 @@ import (
 
 func TestModeration(t *testing.T) {
 	f := open(t)
-	c := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "words"})
+	c := f.mustCreate(t, store.NewChild{Object: "1", AuthorID: "1", Body: "words"})
 	hidden := f.moderation(t, c.ID, 1, event.ModerationHidden, "spam")
 	if !hidden.Changed || hidden.Child.State() != "HIDDEN" || hidden.Child.Version != 2 || hidden.Child.Path != c.Path {
 		t.Errorf("hide: %+v", hidden)
@@ -38,14 +38,14 @@ func TestModeration(t *testing.T) {
 	if out := f.moderation(t, c.ID, 1, event.ModerationApproved, ""); !errors.As(out.Err, &stale) || stale.Current.Version != 2 {
 		t.Errorf("a stale version: %+v", out)
 	}
-	if out := f.create(t, store.NewChild{Object: 1, AuthorID: 2, Body: "x", ReplyTo: c.ID}); !errors.Is(out.Err, store.ErrParentGone) {
+	if out := f.create(t, store.NewChild{Object: "1", AuthorID: "2", Body: "x", ReplyTo: c.ID}); !errors.Is(out.Err, store.ErrParentGone) {
 		t.Errorf("a reply to a hidden comment: %+v", out)
 	}
 	back := f.moderation(t, c.ID, 2, event.ModerationApproved, "")
 	if !back.Changed || !back.Child.Visible() || back.Child.Version != 3 || back.Child.Body != "words" {
 		t.Errorf("approve: %+v", back)
 	}
-	f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 2, Body: "reply", ReplyTo: c.ID})
+	f.mustCreate(t, store.NewChild{Object: "1", AuthorID: "2", Body: "reply", ReplyTo: c.ID})
 	if out := f.moderation(t, c.ID, store.AnyVersion, event.ModerationRemoved, "law"); !out.Changed || out.Child.State() != "REMOVED" {
 		t.Errorf("remove: %+v", out)
 	}
@@ -75,8 +75,8 @@ func TestModeration(t *testing.T) {
 		t.Errorf("another tenant's moderator: %+v, %v", out, err)
 	}
 
-	f.set(t, store.ThreadSettings{Object: 2, Premoderated: true})
-	waiting := f.mustCreate(t, store.NewChild{Object: 2, AuthorID: 1, Body: "let me in"})
+	f.set(t, store.ThreadSettings{Object: "2", Premoderated: true})
+	waiting := f.mustCreate(t, store.NewChild{Object: "2", AuthorID: "1", Body: "let me in"})
 	if out := f.moderation(t, waiting.ID, 1, event.ModerationApproved, ""); !out.Changed || !out.Child.Visible() {
 		t.Errorf("approve a waiting comment: %+v", out)
 	}
@@ -105,39 +105,40 @@ func version(v int64) *int64 { return &v }
 
 func TestThreadSettings(t *testing.T) {
 	f := open(t)
-	unset := event.Thread{PostID: 1}
-	if got, err := f.GetThread(t.Context(), tenant, commentKind, 1); err != nil || got != unset {
+	unset := event.Thread{PostID: "1"}
+	if got, err := f.GetThread(t.Context(), tenant, commentKind, "1"); err != nil || got != unset {
 		t.Errorf("never set: %+v, %v", got, err)
 	}
-	if out := f.set(t, store.ThreadSettings{Object: 1, IfVersion: version(0), Title: " "}); out.Err != nil ||
+	if out := f.set(t, store.ThreadSettings{Object: "1", IfVersion: version(0), Title: " "}); out.Err != nil ||
 		out.Changed || out.Thread != unset {
 		t.Errorf("the defaults: %+v", out)
 	}
-	first := f.set(t, store.ThreadSettings{Object: 1, IfVersion: version(0), Title: " Rules 👩‍👧 ", Premoderated: true})
+	first := f.set(t, store.ThreadSettings{Object: "1", IfVersion: version(0), Title: " Rules 👩‍👧 ", Premoderated: true})
 	if !first.Changed || first.Thread.Version != 1 || first.Thread.Title != "Rules 👩‍👧" || !first.Thread.Premoderate ||
 		first.Thread.Locked || first.Thread.UpdatedAt.IsZero() {
 		t.Errorf("set: %+v", first)
 	}
-	if got, err := f.GetThread(t.Context(), tenant, commentKind, 1); err != nil || !cmp.Equal(got, first.Thread) {
+	if got, err := f.GetThread(t.Context(), tenant, commentKind, "1"); err != nil || !cmp.Equal(got, first.Thread) {
 		t.Errorf("get: %+v, %v", got, err)
 	}
-	if out := f.set(t, store.ThreadSettings{Object: 1, IfVersion: version(1), Title: "Rules 👩‍👧", Premoderated: true}); out.Err != nil ||
-		out.Changed || !cmp.Equal(out.Thread, first.Thread) {
+	if out := f.set(t, store.ThreadSettings{Object: "1", IfVersion: version(1), Title: "Rules 👩‍👧",
+		Premoderated: true}); out.Err != nil || out.Changed || !cmp.Equal(out.Thread, first.Thread) {
 		t.Errorf("unchanged: %+v", out)
 	}
 	for _, v := range []int64{0, 2, -1} {
 		var stale *store.StaleThreadError
-		if out := f.set(t, store.ThreadSettings{Object: 1, IfVersion: version(v), Locked: true}); !errors.As(out.Err, &stale) ||
+		if out := f.set(t, store.ThreadSettings{Object: "1", IfVersion: version(v), Locked: true}); !errors.As(out.Err, &stale) ||
 			!cmp.Equal(stale.Current, first.Thread) {
 			t.Errorf("stale version %d: %+v", v, out)
 		}
 	}
 	// A slice: one thread twice, one refused setting, and one thread of its own.
 	out, err := f.SetThreads(t.Context(), tenant, commentKind, []store.ThreadSettings{
-		{Meta: meta(), Object: 1, IfVersion: version(1), Locked: true}, {Meta: meta(), Object: 2},
-		{Meta: meta(), Object: 3, Title: "a\x00"},
-		{Meta: meta(), Object: 1, IfVersion: version(2)}, {Meta: meta(), Object: 4, Locked: true}, {Object: 5}, {Meta: meta(), Object: 0},
-		{Meta: meta(), Object: 6, Title: strings.Repeat("x", store.MaxTitleBytes+1)},
+		{Meta: meta(), Object: "1", IfVersion: version(1), Locked: true}, {Meta: meta(), Object: "2"},
+		{Meta: meta(), Object: "3", Title: "a\x00"},
+		{Meta: meta(), Object: "1", IfVersion: version(2)}, {Meta: meta(), Object: "4", Locked: true}, {Object: "5"},
+		{Meta: meta(), Object: ""},
+		{Meta: meta(), Object: "6", Title: strings.Repeat("x", store.MaxTitleBytes+1)},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -152,7 +153,7 @@ func TestThreadSettings(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("a slice (-want +got):\n%s", diff)
 	}
-	if theirs, err := f.GetThread(t.Context(), tenant+1, commentKind, 1); err != nil || theirs.Version != 0 {
+	if theirs, err := f.GetThread(t.Context(), tenant+1, commentKind, "1"); err != nil || theirs.Version != 0 {
 		t.Errorf("another tenant's: %+v, %v", theirs, err)
 	}
 
@@ -167,7 +168,7 @@ func TestThreadSettings(t *testing.T) {
 		t.Errorf("events (-want +got):\n%s", diff)
 	}
 	rows, _ := f.system.Query(t.Context(), `SELECT concat_ws(' ', object->>'version', version_state, metadata->>'created_by') FROM threads
-		WHERE post_id = 1 ORDER BY version_id`)
+		WHERE post_id = '1' ORDER BY version_id`)
 	kept, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if diff := cmp.Diff([]string{"1 ARCHIVED tester", "2 ARCHIVED tester", "3 LATEST tester"}, kept); err != nil || diff != "" {
 		t.Errorf("history (-want +got): %v\n%s", err, diff)
@@ -176,12 +177,13 @@ func TestThreadSettings(t *testing.T) {
 
 func TestALockedThreadTakesNoMoreCommentsAndItsCommentsStayTheirAuthors(t *testing.T) {
 	f := open(t)
-	a := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "a", Key: "k"})
-	f.set(t, store.ThreadSettings{Object: 1, Locked: true})
-	if out := f.create(t, store.NewChild{Object: 1, AuthorID: 1, Body: "b", ReplyTo: a.ID}); !errors.Is(out.Err, store.ErrThreadLocked) {
+	a := f.mustCreate(t, store.NewChild{Object: "1", AuthorID: "1", Body: "a", Key: "k"})
+	f.set(t, store.ThreadSettings{Object: "1", Locked: true})
+	if out := f.create(t, store.NewChild{Object: "1", AuthorID: "1", Body: "b", ReplyTo: a.ID}); !errors.Is(out.Err,
+		store.ErrThreadLocked) {
 		t.Errorf("a reply: %+v", out)
 	}
-	if out := f.create(t, store.NewChild{Object: 1, AuthorID: 1, Body: "a", Key: "k"}); !out.Replayed || out.Child.ID != a.ID {
+	if out := f.create(t, store.NewChild{Object: "1", AuthorID: "1", Body: "a", Key: "k"}); !out.Replayed || out.Child.ID != a.ID {
 		t.Errorf("a replay: %+v", out)
 	}
 	if out := f.edit(t, a.ID, 1, "b"); !out.Changed {
@@ -193,8 +195,8 @@ func TestALockedThreadTakesNoMoreCommentsAndItsCommentsStayTheirAuthors(t *testi
 	if out := f.delete(t, a.ID, 3); !out.Changed {
 		t.Errorf("a deletion: %+v", out)
 	}
-	f.set(t, store.ThreadSettings{Object: 1})
-	f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "c"})
+	f.set(t, store.ThreadSettings{Object: "1"})
+	f.mustCreate(t, store.NewChild{Object: "1", AuthorID: "1", Body: "c"})
 }
 
 func TestConcurrentSettingsOfOneVersionChangeItOnce(t *testing.T) {
@@ -206,7 +208,7 @@ func TestConcurrentSettingsOfOneVersionChangeItOnce(t *testing.T) {
 		for i := range writers {
 			wg.Go(func() {
 				out, err := f.SetThreads(t.Context(), tenant, commentKind,
-					[]store.ThreadSettings{{Meta: meta(), Object: 1, IfVersion: version(v), Title: fmt.Sprint(v, " by ", i)}})
+					[]store.ThreadSettings{{Meta: meta(), Object: "1", IfVersion: version(v), Title: fmt.Sprint(v, " by ", i)}})
 				var stale *store.StaleThreadError
 				switch {
 				case err != nil:
@@ -257,7 +259,7 @@ func (f fixture) checkVersions(t *testing.T) {
 func TestConcurrentChangesOfOneCommentMakeOneEventEach(t *testing.T) {
 	f := open(t)
 	for range 5 {
-		c := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "start"})
+		c := f.mustCreate(t, store.NewChild{Object: "1", AuthorID: "1", Body: "start"})
 		var changes atomic.Int64
 		var wg sync.WaitGroup
 		for i := range 6 {
@@ -352,12 +354,12 @@ func TestRoundTripsOfSingleWrites(t *testing.T) {
 			write func() error
 		}{
 			{"follow: begin, write, ask for the transaction's id, append and commit", 4, func() error {
-				_, err := s.PutEdges(t.Context(), tenant, follows, []store.EdgeWrite{{Meta: meta(), From: event.IDOf(1 + round), To: 9}})
+				_, err := s.PutEdges(t.Context(), tenant, follows, []store.EdgeWrite{{Meta: meta(), From: event.IDOf(1 + round), To: "9"}})
 				return err
 			}},
 			{"create: begin, look, take the key, write, ask, append and commit", 6, func() error {
 				out, err := s.CreateChildren(t.Context(), tenant, commentKind,
-					[]store.NewChild{{Meta: meta(), Object: 1, AuthorID: 1, Body: "a", Key: fmt.Sprint(round)}})
+					[]store.NewChild{{Meta: meta(), Object: "1", AuthorID: "1", Body: "a", Key: fmt.Sprint(round)}})
 				c = out[0].Child
 				return err
 			}},
@@ -402,7 +404,7 @@ func TestAWriteWhoseCommitGotNoAnswerIsFoundOutAndSafeToRepeat(t *testing.T) {
 	f := on(t, db)
 	var armed atomic.Bool
 	s := through(t, db, 1, func(conn net.Conn) net.Conn { return &loseCommit{Conn: conn, armed: &armed} })
-	c := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "a"})
+	c := f.mustCreate(t, store.NewChild{Object: "1", AuthorID: "1", Body: "a"})
 
 	var stale *store.StaleError
 	moderate := func() ([]store.ChildOutcome, error) {
@@ -419,7 +421,7 @@ func TestAWriteWhoseCommitGotNoAnswerIsFoundOutAndSafeToRepeat(t *testing.T) {
 	var staleThread *store.StaleThreadError
 	set := func() ([]store.ThreadOutcome, error) {
 		return s.SetThreads(t.Context(), tenant, commentKind,
-			[]store.ThreadSettings{{Meta: meta(), Object: 1, IfVersion: version(0), Locked: true}})
+			[]store.ThreadSettings{{Meta: meta(), Object: "1", IfVersion: version(0), Locked: true}})
 	}
 	armed.Store(true)
 	if out, err := set(); err != nil || !out[0].Changed || armed.Load() {
@@ -451,7 +453,7 @@ func TestAnySeriesOfWritesEqualsTheModel(t *testing.T) {
 		ctx := context.Background()
 		r.Repeat(map[string]func(*rapid.T){
 			"create": func(r *rapid.T) {
-				in := store.NewChild{Meta: meta(), Object: event.IDOf(post), AuthorID: 1, Body: "a"}
+				in := store.NewChild{Meta: meta(), Object: event.IDOf(post), AuthorID: "1", Body: "a"}
 				var want error
 				if n := len(comments); n > 0 && rapid.Bool().Draw(r, "reply") {
 					p := comments[rapid.IntRange(0, n-1).Draw(r, "parent")]

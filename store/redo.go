@@ -125,7 +125,7 @@ const redoEdgesSQL = `
 INSERT /* store.redo_edges */ INTO {edges} AS e
        (tenant_id, from_id, to_id, status, version, created_at, positioned_at, updated_at, attributes)
 SELECT @tenant::bigint, w.from_id, w.to_id, w.status, w.version, w.created_at, w.positioned_at, w.updated_at, w.attributes::jsonb
-  FROM unnest(@froms::bigint[], @tos::bigint[], @statuses::text[], @versions::bigint[], @created_ats::timestamptz[],
+  FROM unnest(@froms::text[], @tos::text[], @statuses::text[], @versions::bigint[], @created_ats::timestamptz[],
               @positioned_ats::timestamptz[], @updated_ats::timestamptz[], @attributes::text[]) WITH ORDINALITY
     AS w(from_id, to_id, status, version, created_at, positioned_at, updated_at, attributes, ord)
  ORDER BY w.ord
@@ -187,8 +187,8 @@ INSERT /* store.redo_children */ INTO {{.Table}} AS c
        moderation_state, version, created_at, updated_at)
 SELECT @tenant::bigint, w.child_id, w.object_id, {{if .Threaded}}w.reply_to, w.slug, w.path, {{end}}w.author_id, w.body,
        w.attributes::jsonb, w.author_state, w.moderation_state, w.version, w.created_at, w.updated_at
-  FROM unnest(@child_ids::uuid[], @object_ids::bigint[], @reply_tos::uuid[], @slugs::text[], @paths::text[],
-              @author_ids::bigint[], @bodies::text[], @attributes::text[], @author_states::text[], @moderation_states::text[],
+  FROM unnest(@child_ids::uuid[], @object_ids::text[], @reply_tos::uuid[], @slugs::text[], @paths::text[],
+              @author_ids::text[], @bodies::text[], @attributes::text[], @author_states::text[], @moderation_states::text[],
               @versions::bigint[], @created_ats::timestamptz[], @updated_ats::timestamptz[]) WITH ORDINALITY
     AS w(child_id, object_id, reply_to, slug, path, author_id, body, attributes, author_state, moderation_state, version,
          created_at, updated_at, ord)
@@ -338,7 +338,7 @@ func (r *redoing) settings(ctx context.Context, tenant int64, events []event.Eve
 			next.Version, next.Actor = next.Version+1, r.actor
 			payload, err := json.Marshal(next)
 			if err != nil {
-				return fmt.Errorf("encode thread %d: %w", next.PostID, err)
+				return fmt.Errorf("encode thread %s: %w", next.PostID, err)
 			}
 			r.added = append(r.added, event.Event{TenantID: tenant, AggregateType: event.AggregateThread, AggregateID: next.PostID,
 				Type: event.Updated, Payload: payload})

@@ -19,7 +19,7 @@ func lostReview(t *testing.T, outboxID int64) event.Event {
 	t.Helper()
 	at := event.Time{Time: time.Now().UTC().Truncate(time.Microsecond)}
 	e, err := ChildEvent(kinds.Builtin().Children["review"], &State[event.Child]{TenantID: 1, Object: event.Child{
-		ID: "01a20a2e-ca7d-7255-91a9-86f6e7a7da30", Parent: 5, AuthorID: 7, Body: "lost", Attributes: json.RawMessage(`{"rating":4}`),
+		ID: "01a20a2e-ca7d-7255-91a9-86f6e7a7da30", Parent: "5", AuthorID: "7", Body: "lost", Attributes: json.RawMessage(`{"rating":4}`),
 		AuthorState: event.AuthorActive, ModerationState: event.ModerationNone, Version: 1, CreatedAt: at, UpdatedAt: at, Actor: "tester"}})
 	if err != nil {
 		t.Fatal(err)

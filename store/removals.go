@@ -94,9 +94,11 @@ RETURNING ` + removalColumns
 // removal is unfinished, RequestRemoval returns that one, even if somebody else requested it. If it
 // has begun, it runs once more over all edges.
 func (s *Store) RequestRemoval(ctx context.Context, tenant int64, r RemovalRequest) (out Removal, err error) {
-	err = checkMeta(r.Meta)
-	if err == nil && (r.ID <= 0 || len(r.Kinds) == 0 || !slices.IsSorted(r.Kinds)) {
-		err = fmt.Errorf("%w: %s %d, kinds %q", ErrInvalid, r.Object, r.ID, r.Kinds)
+	if err = checkMeta(r.Meta); err == nil {
+		err = checkIDs(r.ID)
+	}
+	if err == nil && (len(r.Kinds) == 0 || !slices.IsSorted(r.Kinds)) {
+		err = fmt.Errorf("%w: %s %s, kinds %q", ErrInvalid, r.Object, r.ID, r.Kinds)
 	}
 	if err == nil {
 		err = s.write(ctx, tenant, place{}, func(tx *unit) error {
@@ -108,7 +110,7 @@ func (s *Store) RequestRemoval(ctx context.Context, tenant int64, r RemovalReque
 		})
 	}
 	if err != nil {
-		return Removal{}, fmt.Errorf("request the removal of the edges of %s %d of tenant %d: %w", r.Object, r.ID, tenant, err)
+		return Removal{}, fmt.Errorf("request the removal of the edges of %s %s of tenant %d: %w", r.Object, r.ID, tenant, err)
 	}
 	return out, nil
 }
@@ -271,7 +273,7 @@ func (r *Remover) slice(ctx context.Context, tx *unit, tenant int64, m *Removal)
 		k := r.store.edgesOf(kind.Name)
 		all, next, more, err := k.edgesOf(ctx, tx, tenant, m.ObjectID, end, m.after)
 		if err != nil {
-			return 0, fmt.Errorf("read the edges of kind %s %s %s %d: %w", kind.Name, end, m.Object, m.ObjectID, err)
+			return 0, fmt.Errorf("read the edges of kind %s %s %s %s: %w", kind.Name, end, m.Object, m.ObjectID, err)
 		}
 		if !more {
 			continue

@@ -44,10 +44,10 @@ func TestRetentionChangesNothingThatHoldsForAThread(t *testing.T) {
 		}
 		return got
 	}
-	set(1, nil, true)
-	set(1, nil, false) // the defaults again
-	set(2, nil, true)
-	before, locked := inForce(1), inForce(2)
+	set("1", nil, true)
+	set("1", nil, false) // the defaults again
+	set("2", nil, true)
+	before, locked := inForce("1"), inForce("2")
 	if done := f.retain(t, 0); done != [3]int64{} {
 		t.Errorf("without a setting: %v", done)
 	}
@@ -64,15 +64,15 @@ func TestRetentionChangesNothingThatHoldsForAThread(t *testing.T) {
 	if done := f.retain(t, time.Hour); done != [3]int64{1, 0, 0} {
 		t.Errorf("the first step: %v", done)
 	}
-	if got := inForce(1); got != before || inForce(2) != locked {
+	if got := inForce("1"); got != before || inForce("2") != locked {
 		t.Errorf("deleted logically: %+v, want %+v", got, before)
 	}
-	versions, err := f.ThreadVersions(t.Context(), tenant, commentKind, 1, math.MaxInt64, 10)
+	versions, err := f.ThreadVersions(t.Context(), tenant, commentKind, "1", math.MaxInt64, 10)
 	if err != nil || len(versions) != 3 || versions[0].Metadata.VersionState != versioned.Deleted ||
 		versions[0].Metadata.CreatedBy != versioned.RetentionCreator {
 		t.Errorf("versions: %+v, %v", versions, err)
 	}
-	if out := set(1, &before.Version, false); out.Changed {
+	if out := set("1", &before.Version, false); out.Changed {
 		t.Errorf("the defaults set once more: %+v", out)
 	}
 	long()
@@ -81,14 +81,14 @@ func TestRetentionChangesNothingThatHoldsForAThread(t *testing.T) {
 	}
 	purged := before
 	purged.UpdatedAt = event.Time{}
-	if got := inForce(1); got != purged || inForce(2) != locked {
+	if got := inForce("1"); got != purged || inForce("2") != locked {
 		t.Errorf("purged: %+v, want %+v", got, purged)
 	}
-	if got, err := f.GetThread(t.Context(), tenant+1, commentKind, 1); err != nil || got.Version != 0 {
+	if got, err := f.GetThread(t.Context(), tenant+1, commentKind, "1"); err != nil || got.Version != 0 {
 		t.Errorf("another tenant reads version %d, %v", got.Version, err)
 	}
 	// The next write continues from the version that consumers know.
-	if out := set(1, &before.Version, true); !out.Changed || out.Thread.Version != before.Version+1 {
+	if out := set("1", &before.Version, true); !out.Changed || out.Thread.Version != before.Version+1 {
 		t.Errorf("set again: %+v", out)
 	}
 	var got []string

@@ -153,7 +153,7 @@ func (s *Store) bringBack(ctx context.Context, tenant int64, k *childKind, objec
 				}
 			})
 			if err != nil && !postgres.IsLockTimeout(err) {
-				return fmt.Errorf("bring back the thread of %s under %d: %w", k.Kind, object, err)
+				return fmt.Errorf("bring back the thread of %s under %s: %w", k.Kind, object, err)
 			}
 			back = err == nil && v.(bool)
 		}
@@ -185,7 +185,7 @@ func (s *Store) ThreadsReturned() int64 { return s.returned.Load() }
 // returnLockSQL locks the stub of a thread. Index: archived_threads_stub_idx. Locks: the stub.
 const returnLockSQL = `
 SELECT /* store.return_lock */ archive_id FROM archived_threads
- WHERE tenant_id = @tenant::bigint AND kind = '{{.Kind}}' AND object_id = @object::bigint AND state <> 'RETURNED'
+ WHERE tenant_id = @tenant::bigint AND kind = '{{.Kind}}' AND object_id = @object::text AND state <> 'RETURNED'
    FOR NO KEY UPDATE`
 
 // returnMoveSQL moves children of a thread back unchanged. Nobody inserts in a thread that has a
@@ -193,7 +193,7 @@ SELECT /* store.return_lock */ archive_id FROM archived_threads
 // children_archive_KIND_object_idx, children_archive_KIND_pkey. Locks: the shelved rows.
 const returnMoveSQL = `
 WITH page AS (
-  SELECT child_id FROM {{.Shelf}} WHERE tenant_id = @tenant::bigint AND object_id = @object::bigint ORDER BY {{.Order}} LIMIT @limit
+  SELECT child_id FROM {{.Shelf}} WHERE tenant_id = @tenant::bigint AND object_id = @object::text ORDER BY {{.Order}} LIMIT @limit
 ), gone AS (
   DELETE FROM {{.Shelf}} a USING page p WHERE a.tenant_id = @tenant::bigint AND a.child_id = p.child_id RETURNING a.*
 )
@@ -209,7 +209,7 @@ const returnStateSQL = `
 UPDATE /* store.return_state */ archived_threads
    SET state = CASE WHEN @back::boolean THEN 'RETURNED' ELSE 'RETURNING' END, returned_at = now(),
        returned_by = coalesce(returned_by, @by::text)
- WHERE tenant_id = @tenant::bigint AND kind = '{{.Kind}}' AND object_id = @object::bigint AND archive_id = @archive::bigint`
+ WHERE tenant_id = @tenant::bigint AND kind = '{{.Kind}}' AND object_id = @object::text AND archive_id = @archive::bigint`
 
 // returnChunk brings back up to limit children of a thread. It returns their number, and whether
 // the thread is back. A thread without a stub is back, with n = -1. The transaction sees the
@@ -243,7 +243,7 @@ func (s childShape) returnChunk(ctx context.Context, tx pgx.Tx, tenant int64, ob
 // Index: archived_threads_stub_idx. Locks: none.
 const shelvedSQL = `
 SELECT /* store.archived */ object_id FROM archived_threads
- WHERE tenant_id = @tenant::bigint AND kind = '{{.Kind}}' AND object_id = ANY(@object_ids::bigint[]) AND state <> 'RETURNED'`
+ WHERE tenant_id = @tenant::bigint AND kind = '{{.Kind}}' AND object_id = ANY(@object_ids::text[]) AND state <> 'RETURNED'`
 
 func (s childShape) shelved(ctx context.Context, tx pgx.Tx, tenant int64, objects []event.ID) ([]event.ID, error) {
 	rows, _ := tx.Query(ctx, s.sql(shelvedSQL), pgx.StrictNamedArgs{"tenant": tenant, "object_ids": objects})

@@ -258,7 +258,7 @@ func (a *Shelver) walkPosition(ctx context.Context, k childShape) (at thread, er
 // archived_threads_pkey: probes for each thread. Locks: none.
 const lookSQL = `
 WITH RECURSIVE walk AS (
-  (SELECT tenant_id, object_id, 1 AS n FROM {{.Table}} WHERE (tenant_id, object_id) > (@tenant::bigint, @object::bigint)
+  (SELECT tenant_id, object_id, 1 AS n FROM {{.Table}} WHERE (tenant_id, object_id) > (@tenant::bigint, @object::text)
     ORDER BY tenant_id, object_id LIMIT 1)
   UNION ALL
   SELECT c.tenant_id, c.object_id, w.n + 1
@@ -289,7 +289,7 @@ func (a *Shelver) scan(ctx context.Context, k childShape, at thread, limit int) 
 		return nil
 	})
 	if err != nil {
-		return nil, at, 0, fmt.Errorf("read %d threads after object %d of tenant %d: %w", limit, at.object, at.tenant, err)
+		return nil, at, 0, fmt.Errorf("read %d threads after object %s of tenant %d: %w", limit, at.object, at.tenant, err)
 	}
 	if n < limit {
 		last = thread{}
@@ -302,7 +302,7 @@ func (a *Shelver) scan(ctx context.Context, k childShape, at thread, limit int) 
 const quietSQL = `
 SELECT /* store.archive_quiet */ count(*), coalesce(bool_or(updated_at >= now() - @after::interval), false), coalesce(min(at::text), '')
   FROM (SELECT updated_at, {{.Order}} AS at FROM {{.Table}}
-         WHERE tenant_id = @tenant::bigint AND object_id = @object::bigint
+         WHERE tenant_id = @tenant::bigint AND object_id = @object::text
            AND {{if .Threaded}}path < @before::text COLLATE "C"{{else}}child_id < @before::text::uuid{{end}}
          ORDER BY {{.Order}} DESC LIMIT @limit) page`
 
@@ -320,7 +320,7 @@ func (a *Shelver) quiet(ctx context.Context, k childShape, t thread, more func()
 			"tenant": t.tenant, "object": t.object, "after": a.after, "before": before, "limit": a.quietRows,
 		}).Scan(&n, &written, &before)
 		if err != nil {
-			return false, 0, fmt.Errorf("check whether the thread under %d of tenant %d is quiet: %w", t.object, t.tenant, err)
+			return false, 0, fmt.Errorf("check whether the thread under %s of tenant %d is quiet: %w", t.object, t.tenant, err)
 		}
 		comments += n
 		if written {
@@ -379,7 +379,7 @@ func isTimeUp(lease Lease, err error) bool {
 const markSQL = `
 INSERT /* store.archive_mark */ INTO archived_threads (tenant_id, kind, object_id, archive_id)
 SELECT w.tenant_id, '{{.Kind}}', w.object_id, @archive::bigint
-  FROM unnest(@tenants::bigint[], @objects::bigint[]) AS w(tenant_id, object_id) ORDER BY 1, 3
+  FROM unnest(@tenants::bigint[], @objects::text[]) AS w(tenant_id, object_id) ORDER BY 1, w.object_id COLLATE "C"
     ON CONFLICT DO NOTHING
 RETURNING tenant_id, object_id, archive_id, state, children`
 
@@ -487,7 +487,7 @@ func (a *Shelver) moveThread(ctx context.Context, lease Lease, k childShape, s s
 			return err
 		}
 		if more, err = a.moveSome(ctx, lease, k, s); err != nil {
-			return fmt.Errorf("shelve the thread under %d of tenant %d: %w", s.ObjectID, s.TenantID, err)
+			return fmt.Errorf("shelve the thread under %s of tenant %d: %w", s.ObjectID, s.TenantID, err)
 		}
 	}
 	return nil
@@ -499,7 +499,7 @@ func (a *Shelver) moveThread(ctx context.Context, lease Lease, k childShape, s s
 // Locks: the stub.
 const moveLockSQL = `
 SELECT /* store.archive_lock */ set_config('synchronous_commit', 'off', true) FROM archived_threads
- WHERE tenant_id = @tenant::bigint AND kind = '{{.Kind}}' AND object_id = @object::bigint AND archive_id = @archive::bigint
+ WHERE tenant_id = @tenant::bigint AND kind = '{{.Kind}}' AND object_id = @object::text AND archive_id = @archive::bigint
    AND state = 'ARCHIVING'
    FOR NO KEY UPDATE`
 
@@ -508,7 +508,7 @@ SELECT /* store.archive_lock */ set_config('synchronous_commit', 'off', true) FR
 // children_KIND_path_key or children_KIND_object_idx, children_KIND_pkey. Locks: the children.
 const moveSQL = `
 WITH page AS (
-  SELECT child_id FROM {{.Table}} WHERE tenant_id = @tenant::bigint AND object_id = @object::bigint ORDER BY {{.Order}} LIMIT @limit
+  SELECT child_id FROM {{.Table}} WHERE tenant_id = @tenant::bigint AND object_id = @object::text ORDER BY {{.Order}} LIMIT @limit
 ), held AS (
   SELECT c.child_id FROM {{.Table}} c JOIN page p ON c.tenant_id = @tenant::bigint AND c.child_id = p.child_id
    ORDER BY c.child_id FOR UPDATE OF c
@@ -521,7 +521,7 @@ INSERT /* store.archive_move */ INTO {{.Shelf}} (` + movedColumns + `) SELECT ` 
 const moveStateSQL = `
 UPDATE /* store.archive_state */ archived_threads
    SET state = CASE WHEN @all::boolean THEN 'ARCHIVED' ELSE state END, children = children + @moved
- WHERE tenant_id = @tenant::bigint AND kind = '{{.Kind}}' AND object_id = @object::bigint AND archive_id = @archive::bigint`
+ WHERE tenant_id = @tenant::bigint AND kind = '{{.Kind}}' AND object_id = @object::text AND archive_id = @archive::bigint`
 
 // moveSome moves up to moveRows comments of a thread in one transaction, and reports whether there
 // may be more. It moves nothing if the thread is already returning.
@@ -592,7 +592,7 @@ func (a *Shelver) bringBack(ctx context.Context, lease Lease, k childShape, s st
 			return a.at("returning")
 		})
 		if err != nil {
-			return moved, fmt.Errorf("bring back the thread under %d of tenant %d: %w", s.ObjectID, s.TenantID, err)
+			return moved, fmt.Errorf("bring back the thread under %s of tenant %d: %w", s.ObjectID, s.TenantID, err)
 		}
 		moved += max(n, 0)
 		if back && n >= 0 {
@@ -610,7 +610,7 @@ func (a *Shelver) bringBack(ctx context.Context, lease Lease, k childShape, s st
 // Index: archived_threads_unfinished_idx, one range. Locks: none.
 const unfinishedSQL = `
 SELECT /* store.archive_unfinished */ tenant_id, object_id, archive_id, state, children FROM archived_threads
- WHERE state IN ('ARCHIVING', 'RETURNING') AND kind = '{{.Kind}}' AND (tenant_id, object_id) > (@tenant::bigint, @object::bigint)
+ WHERE state IN ('ARCHIVING', 'RETURNING') AND kind = '{{.Kind}}' AND (tenant_id, object_id) > (@tenant::bigint, @object::text)
  ORDER BY tenant_id, object_id LIMIT @limit`
 
 // finish completes the threads that are moving in either direction, each once, page by page.
@@ -655,7 +655,7 @@ func (a *Shelver) finish(ctx context.Context, lease Lease, k childShape) (failed
 // Index: archived_threads_archive_idx, one range. Locks: none.
 const shelvedStubsSQL = `
 SELECT /* store.archive_stubs */ tenant_id, object_id, archive_id, state, children FROM archived_threads
- WHERE archive_id = @archive AND kind = '{{.Kind}}' AND (tenant_id, object_id) > (@tenant::bigint, @object::bigint) AND state <> 'RETURNED'
+ WHERE archive_id = @archive AND kind = '{{.Kind}}' AND (tenant_id, object_id) > (@tenant::bigint, @object::text) AND state <> 'RETURNED'
  ORDER BY tenant_id, object_id LIMIT @limit`
 
 // Undo brings back every thread of the shelving, and returns the numbers of threads and children.

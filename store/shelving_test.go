@@ -90,7 +90,7 @@ func (a shelved) run() map[string]int64 {
 func (a shelved) thread(tenant int64, post event.ID, n int) (ids []string) {
 	a.t.Helper()
 	for i := range n {
-		c := NewChild{Meta: Meta{Actor: "tester"}, Object: post, AuthorID: event.ID(i%3 + 1), Body: fmt.Sprint("comment ", i),
+		c := NewChild{Meta: Meta{Actor: "tester"}, Object: post, AuthorID: event.IDOf(i%3 + 1), Body: fmt.Sprint("comment ", i),
 			Key: fmt.Sprint(post, "/", i)}
 		if i%4 > 0 {
 			c.ReplyTo = ids[i-1]
@@ -125,7 +125,7 @@ func (a shelved) places() string {
 func (a shelved) check() {
 	a.t.Helper()
 	if _, err := CheckShelving(a.t.Context(), a.system, kinds.Builtin(),
-		func(f ShelvingFlaw) { a.t.Errorf("tenant %d, post %d: %s", f.TenantID, f.ObjectID, f.Rule) }); err != nil {
+		func(f ShelvingFlaw) { a.t.Errorf("tenant %d, post %s: %s", f.TenantID, f.ObjectID, f.Rule) }); err != nil {
 		a.t.Error(err)
 	}
 }
@@ -161,10 +161,10 @@ func TestACheckOfShelvedThreadsReadsPagesAndFindsEveryFlaw(t *testing.T) {
 	exec(`INSERT INTO archived_threads (archive_id, tenant_id, kind, object_id, state, children)
 		VALUES (90, 1, 'comment', 50, 'ARCHIVED', 9000), (91, 1, 'comment', 60, 'ARCHIVED', 2),
 	  (92, 1, 'review', 12, 'ARCHIVED', 2)`)
-	exec(`DELETE FROM archived_threads WHERE (tenant_id, object_id) = (1, 12) AND kind = 'comment'`)
-	exec(`UPDATE archived_threads SET children = 4 WHERE object_id = 13`)
+	exec(`DELETE FROM archived_threads WHERE (tenant_id, object_id) = (1, '12') AND kind = 'comment'`)
+	exec(`UPDATE archived_threads SET children = 4 WHERE object_id = '13'`)
 	exec(`INSERT INTO children (child_id, ` + columns + `) SELECT child_id, ` + columns +
-		` FROM children_archive WHERE object_id = 15 AND path = (SELECT min(path) FROM children_archive WHERE object_id = 15)`)
+		` FROM children_archive WHERE object_id = '15' AND path = (SELECT min(path) FROM children_archive WHERE object_id = '15')`)
 	a.db.RowsPerStatement(t, 2*scanRows, "children", "children_archive", "children_archive_comment", "children_comment")
 	var got []string
 	n, err := CheckShelving(ctx, a.system, kinds.Builtin(), func(f ShelvingFlaw) {
@@ -182,8 +182,8 @@ func TestACheckOfShelvedThreadsReadsPagesAndFindsEveryFlaw(t *testing.T) {
 func TestAShelvedThreadIsReadAsItIsAndComesBackWithTheFirstWrite(t *testing.T) {
 	a := openShelved(t)
 	ctx, m := t.Context(), Meta{Actor: "tester"}
-	ids := a.thread(1, 5, 8)
-	theirs := a.thread(2, 5, 2) // of another tenant
+	ids := a.thread(1, "5", 8)
+	theirs := a.thread(2, "5", 2) // of another tenant
 	before := map[string]event.Child{}
 	for _, id := range ids {
 		var err error
@@ -229,11 +229,11 @@ func TestAShelvedThreadIsReadAsItIsAndComesBackWithTheFirstWrite(t *testing.T) {
 		return []ChildOutcome{{}}, nil
 	}, func(ChildOutcome) bool { return true })
 	unchanged("a create with a key of before", func() ([]ChildOutcome, error) {
-		return a.CreateChildren(ctx, 1, commentKind, []NewChild{{Meta: m, Object: 5, AuthorID: 2, ReplyTo: ids[0],
+		return a.CreateChildren(ctx, 1, commentKind, []NewChild{{Meta: m, Object: "5", AuthorID: "2", ReplyTo: ids[0],
 			Body: "comment 1", Key: "5/1"}})
 	}, func(o ChildOutcome) bool { return o.Replayed && cmp.Equal(o.Child, before[ids[1]]) })
 	unchanged("another create with that key", func() ([]ChildOutcome, error) {
-		return a.CreateChildren(ctx, 1, commentKind, []NewChild{{Meta: m, Object: 5, AuthorID: 2, ReplyTo: ids[0],
+		return a.CreateChildren(ctx, 1, commentKind, []NewChild{{Meta: m, Object: "5", AuthorID: "2", ReplyTo: ids[0],
 			Body: "another", Key: "5/1"}})
 	}, func(o ChildOutcome) bool { return errors.Is(o.Err, ErrKeyReused) })
 	unchanged("a stale edit", func() ([]ChildOutcome, error) {
@@ -257,11 +257,11 @@ func TestAShelvedThreadIsReadAsItIsAndComesBackWithTheFirstWrite(t *testing.T) {
 				State: event.ModerationApproved}})
 		},
 		"a reply": func() ([]ChildOutcome, error) {
-			return a.CreateChildren(ctx, 1, commentKind, []NewChild{{Meta: m, Object: 5, AuthorID: 9, ReplyTo: ids[2], Body: "reply"}})
+			return a.CreateChildren(ctx, 1, commentKind, []NewChild{{Meta: m, Object: "5", AuthorID: "9", ReplyTo: ids[2], Body: "reply"}})
 		},
 		"a first comment among others": func() ([]ChildOutcome, error) {
 			out, err := a.CreateChildren(ctx, 1, commentKind,
-				[]NewChild{{Meta: m, Object: 5, AuthorID: 9, Body: "first"}, {Meta: m, Object: 6, AuthorID: 9, Body: "another"}})
+				[]NewChild{{Meta: m, Object: "5", AuthorID: "9", Body: "first"}, {Meta: m, Object: "6", AuthorID: "9", Body: "another"}})
 			return out, err
 		},
 	} {
@@ -288,10 +288,10 @@ func TestAShelvedThreadIsReadAsItIsAndComesBackWithTheFirstWrite(t *testing.T) {
 	if out, err := a.DeleteChildren(ctx, 1, commentKind, []ChildDelete{{Meta: m, ID: last}}); err != nil || !errors.As(out[0].Err, &state) {
 		t.Errorf("a second deletion: %+v, %v", out, err)
 	}
-	if _, err := a.SetThreads(ctx, 1, commentKind, []ThreadSettings{{Meta: m, Object: 5, Locked: true}}); err != nil {
+	if _, err := a.SetThreads(ctx, 1, commentKind, []ThreadSettings{{Meta: m, Object: "5", Locked: true}}); err != nil {
 		t.Error(err)
 	}
-	if out, err := a.CreateChildren(ctx, 1, commentKind, []NewChild{{Meta: m, Object: 5, AuthorID: 9, Body: "late"}}); err != nil ||
+	if out, err := a.CreateChildren(ctx, 1, commentKind, []NewChild{{Meta: m, Object: "5", AuthorID: "9", Body: "late"}}); err != nil ||
 		!errors.Is(out[0].Err, ErrThreadLocked) {
 		t.Errorf("a comment in a locked thread: %+v, %v", out, err)
 	}
@@ -311,8 +311,8 @@ func TestAShelvedThreadIsReadAsItIsAndComesBackWithTheFirstWrite(t *testing.T) {
 
 func TestAThreadThatIsNotQuietIsNotShelved(t *testing.T) {
 	a := openShelved(t)
-	ids := a.thread(1, 1, 5)
-	a.thread(1, 2, 5)
+	ids := a.thread(1, "1", 5)
+	a.thread(1, "2", 5)
 	a.shelver.after = time.Hour
 	old := func(sql string, args ...any) {
 		t.Helper()
@@ -355,7 +355,7 @@ func TestTheShelverWaitsForACreateThatHasNotSeenItsStub(t *testing.T) {
 	db := testkit.Postgres(t)
 	a := shelved{Store: New(db.Pool(t, postgres.RoleAPI), nil), t: t, system: db.Pool(t, postgres.RoleSystem)}
 	a.shelver = a.newShelver()
-	ids := a.thread(1, 5, 4)
+	ids := a.thread(1, "5", 4)
 	ctx := t.Context()
 	owner := db.Pool(t, postgres.RoleOwner)
 	for _, sql := range []string{
@@ -387,7 +387,7 @@ func TestTheShelverWaitsForACreateThatHasNotSeenItsStub(t *testing.T) {
 	defer wg.Wait()
 	wg.Go(func() {
 		out, err := a.CreateChildren(ctx, 1, commentKind,
-			[]NewChild{{Meta: Meta{Actor: "tester"}, Object: 5, AuthorID: 1, ReplyTo: ids[0], Body: "late"}})
+			[]NewChild{{Meta: Meta{Actor: "tester"}, Object: "5", AuthorID: "1", ReplyTo: ids[0], Body: "late"}})
 		if err != nil || !out[0].Changed {
 			t.Errorf("%+v, %v", out, err)
 		}
@@ -410,10 +410,11 @@ func TestTheShelverWaitsForACreateThatHasNotSeenItsStub(t *testing.T) {
 // The create's first read of the thread may be older than a stub that its insert must see.
 func TestAnInsertLooksForAStubItself(t *testing.T) {
 	a := openShelved(t)
-	a.thread(1, 5, 4)
+	a.thread(1, "5", 4)
 	a.run()
 	a.want("1/5 0+4 ARCHIVED")
-	todo := []creation{{in: NewChild{Meta: Meta{Actor: "tester"}, Object: 5, AuthorID: 1, Body: "late"}, moderation: event.ModerationNone}}
+	todo := []creation{{in: NewChild{Meta: Meta{Actor: "tester"}, Object: "5", AuthorID: "1", Body: "late"},
+		moderation: event.ModerationNone}}
 	if err := todo[0].prepare(a.children(commentKind)); err != nil {
 		t.Fatal(err)
 	}
@@ -431,10 +432,10 @@ func TestAnInsertLooksForAStubItself(t *testing.T) {
 func TestAShelverThatBreaksOffAtAnyStepLosesNothing(t *testing.T) {
 	died := errors.New("died")
 	a := openShelved(t)
-	ids := a.thread(1, 1, 7)
-	a.thread(1, 2, 3)
-	a.thread(2, 1, 3)
-	a.thread(1, 3, 0)
+	ids := a.thread(1, "1", 7)
+	a.thread(1, "2", 3)
+	a.thread(2, "1", 3)
+	a.thread(1, "3", 0)
 	whole := func() {
 		t.Helper()
 		for i, id := range ids {
@@ -490,10 +491,10 @@ func TestAShelverThatBreaksOffAtAnyStepLosesNothing(t *testing.T) {
 
 func TestShelvingIsUndoneAndStaysUndone(t *testing.T) {
 	a := openShelved(t)
-	a.thread(1, 1, 7)
-	a.thread(2, 1, 4)
+	a.thread(1, "1", 7)
+	a.thread(2, "1", 4)
 	a.run()
-	a.thread(1, 2, 4)
+	a.thread(1, "2", 4)
 	a.run()
 	all, err := Shelvings(t.Context(), a.system, 10)
 	if err != nil || len(all) != 2 {
@@ -525,7 +526,7 @@ func TestShelvingIsUndoneAndStaysUndone(t *testing.T) {
 
 func TestALongThreadComesBackOverSeveralAttempts(t *testing.T) {
 	a := openShelved(t)
-	ids := a.thread(1, 1, 20)
+	ids := a.thread(1, "1", 20)
 	a.run()
 	a.Store.returnBudget = 0
 	edit := func() error {
@@ -555,7 +556,7 @@ func TestALongThreadComesBackOverSeveralAttempts(t *testing.T) {
 	// The shelver completes a return that writers began and gave up.
 	a.run()
 	if err := postgres.InTx(t.Context(), a.system, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		_, _, err := shapeOf(commentKind).returnChunk(t.Context(), tx, 1, 1, returnedByWrite, 3)
+		_, _, err := shapeOf(commentKind).returnChunk(t.Context(), tx, 1, "1", returnedByWrite, 3)
 		return err
 	}); err != nil {
 		t.Fatal(err)
@@ -586,7 +587,7 @@ func (s *short) Continue() error {
 // threads.
 func TestAGiantThreadTakesNoLongerThanARunHas(t *testing.T) {
 	a := openShelved(t)
-	ids := a.thread(1, 1, 20)
+	ids := a.thread(1, "1", 20)
 	for post := int64(2); post <= 3; post++ {
 		a.thread(1, event.IDOf(post), 2)
 	}
@@ -624,7 +625,7 @@ func TestAGiantThreadTakesNoLongerThanARunHas(t *testing.T) {
 
 func TestAThreadThatCannotBeMovedKeepsNoOther(t *testing.T) {
 	a := openShelved(t)
-	a.thread(1, 1, 7)
+	a.thread(1, "1", 7)
 	a.run()
 	// Somebody imports comments that were shelved since. Then the thread returns.
 	const columns = `tenant_id, child_id, object_id, parent_id, slug, path, author_id, body, created_at`
@@ -633,13 +634,13 @@ func TestAThreadThatCannotBeMovedKeepsNoOther(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := postgres.InTx(t.Context(), a.system, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		_, _, err := shapeOf(commentKind).returnChunk(t.Context(), tx, 1, 1, returnedByWrite, 3)
+		_, _, err := shapeOf(commentKind).returnChunk(t.Context(), tx, 1, "1", returnedByWrite, 3)
 		return err
 	}); err != nil {
 		t.Fatal(err)
 	}
-	a.thread(1, 2, 3)
-	a.thread(2, 1, 3)
+	a.thread(1, "2", 3)
+	a.thread(2, "1", 3)
 	where := func(want string) {
 		t.Helper()
 		if got := a.places(); got != want {
@@ -669,17 +670,17 @@ func TestAThreadThatCannotBeMovedKeepsNoOther(t *testing.T) {
 func TestAnErasureFindsWhatComesBackMeanwhile(t *testing.T) {
 	for name, chunks := range map[string]int{"some": 2, "all": 10} {
 		a := openShelved(t)
-		a.thread(1, 1, 20)
+		a.thread(1, "1", 20)
 		a.run()
-		a.thread(1, 2, 2)
+		a.thread(1, "2", 2)
 		met, system := false, New(a.system, nil)
-		err := system.AuthorChildren(t.Context(), 1, commentKind, 1, func(all []AuthorChild) error {
+		err := system.AuthorChildren(t.Context(), 1, commentKind, "1", func(all []AuthorChild) error {
 			for range chunks { // after the first of the two tables was read
 				if met {
 					break
 				}
 				if err := postgres.InTx(t.Context(), a.system, pgx.TxOptions{}, func(tx pgx.Tx) error {
-					_, _, err := shapeOf(commentKind).returnChunk(t.Context(), tx, 1, 1, returnedByWrite, 3)
+					_, _, err := shapeOf(commentKind).returnChunk(t.Context(), tx, 1, "1", returnedByWrite, 3)
 					return err
 				}); err != nil {
 					return err
@@ -696,7 +697,7 @@ func TestAnErasureFindsWhatComesBackMeanwhile(t *testing.T) {
 		var left, erased int
 		if err := errors.Join(err, a.system.QueryRow(t.Context(), `
 			SELECT count(*) FILTER (WHERE body <> ''), count(*) FILTER (WHERE author_state = 'ERASED') FROM all_comments
-			WHERE author_id = 1`).Scan(&left, &erased)); err != nil || left > 0 || erased != 8 {
+			WHERE author_id = '1'`).Scan(&left, &erased)); err != nil || left > 0 || erased != 8 {
 			t.Errorf("%s returned: %d comments still have content, %d are erased, %v", name, left, erased, err)
 		}
 		a.check()
@@ -711,6 +712,7 @@ func TestWritersSeeNoShelf(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	const tenants, posts, writers, writes = 2, 8, 2, 150
+	objects := [posts]event.ID{"1", "2", "10", "B", "a.b@example.com", "auth0|1", "~", "0196b2d4-7c00-7000-8000-00000000000a"}
 	var returned atomic.Int64
 	var movers, wg sync.WaitGroup
 	died := errors.New("died")
@@ -769,12 +771,12 @@ func TestWritersSeeNoShelf(t *testing.T) {
 						switch {
 						case kind < 2 || c.ID == "":
 							out, err = a.CreateChildren(ctx, tenant, commentKind,
-								[]NewChild{{Meta: m, Object: event.IDOf(1 + int64(len(key))%posts), AuthorID: 1,
+								[]NewChild{{Meta: m, Object: objects[len(key)%posts], AuthorID: "1",
 									Body: "keyed " + key, Key: key}})
 						case kind < 6:
 							out, err = a.CreateChildren(ctx, tenant, commentKind,
-								[]NewChild{{Meta: m, Object: c.Parent, ReplyTo: c.ID, AuthorID: 2, Body: "reply"},
-									{Meta: m, Object: event.IDOf(1 + rng.Int64N(posts)), AuthorID: 2, Body: "beside"}})
+								[]NewChild{{Meta: m, Object: c.Parent, ReplyTo: c.ID, AuthorID: "2", Body: "reply"},
+									{Meta: m, Object: objects[rng.IntN(posts)], AuthorID: "2", Body: "beside"}})
 						case kind < 8:
 							out, err = a.EditChildren(ctx, tenant, commentKind,
 								[]ChildEdit{{Meta: m, ID: c.ID, IfVersion: version, Body: new(fmt.Sprint(n, "/", i))}})

@@ -10,15 +10,17 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/kinds"
 )
 
 // ShelvingFlaw is a violation of a rule of shelved threads.
 type ShelvingFlaw struct {
-	Kind               string
-	TenantID, ObjectID int64
-	Rule               string
+	Kind     string
+	TenantID int64
+	ObjectID event.ID
+	Rule     string
 }
 
 // shelvedPageSQL reads the next shelved children of a kind, and whether each is also in the other
@@ -27,7 +29,7 @@ type ShelvingFlaw struct {
 const shelvedPageSQL = `
 SELECT /* store.archive_page */ a.tenant_id, a.object_id, a.{{.Order}}::text,
        EXISTS (SELECT FROM {{.Table}} c WHERE c.tenant_id = a.tenant_id AND c.child_id = a.child_id)
-  FROM {{.Shelf}} a WHERE (a.tenant_id, a.object_id, a.{{.Order}}) > (@tenant::bigint, @object::bigint, @place::{{.OrderType}})
+  FROM {{.Shelf}} a WHERE (a.tenant_id, a.object_id, a.{{.Order}}) > (@tenant::bigint, @object::text, @place::{{.OrderType}})
  ORDER BY a.tenant_id, a.object_id, a.{{.Order}} LIMIT @limit`
 
 // stubPageSQL reads the next stubs of a kind, and whether a shelved thread has children outside
@@ -37,20 +39,22 @@ const stubPageSQL = `
 SELECT /* store.stub_page */ s.tenant_id, s.object_id, s.state = 'ARCHIVED', s.children,
        s.state = 'ARCHIVED' AND EXISTS (SELECT FROM {{.Table}} c WHERE c.tenant_id = s.tenant_id AND c.object_id = s.object_id)
   FROM archived_threads s WHERE s.kind = '{{.Kind}}' AND s.state <> 'RETURNED'
-   AND (s.tenant_id, s.object_id) > (@tenant::bigint, @object::bigint)
+   AND (s.tenant_id, s.object_id) > (@tenant::bigint, @object::text)
  ORDER BY s.tenant_id, s.object_id LIMIT @limit`
 
 type shelvedChild struct {
-	TenantID, ObjectID int64
-	Place              string
-	InBoth             bool // it is also in the other table
+	TenantID int64
+	ObjectID event.ID
+	Place    string
+	InBoth   bool // it is also in the other table
 }
 
 type stubRow struct {
-	TenantID, ObjectID int64
-	Shelved            bool
-	Children           int64
-	HasUnarchived      bool // children are in the other table
+	TenantID      int64
+	ObjectID      event.ID
+	Shelved       bool
+	Children      int64
+	HasUnarchived bool // children are in the other table
 }
 
 // pages yields the rows of sql, page by page. Each page is one statement, and args returns its
@@ -86,7 +90,7 @@ func CheckShelving(ctx context.Context, pool *pgxpool.Pool, set *kinds.Set, repo
 	err = postgres.InTx(ctx, pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 		children, flaws = 0, nil
 		for _, k := range set.AllChildren() {
-			n, err := checkShelving(ctx, tx, k, func(tenant, object int64, rule string) {
+			n, err := checkShelving(ctx, tx, k, func(tenant int64, object event.ID, rule string) {
 				flaws = append(flaws, ShelvingFlaw{k.Name, tenant, object, rule})
 			})
 			if err != nil {
@@ -108,7 +112,7 @@ func CheckShelving(ctx context.Context, pool *pgxpool.Pool, set *kinds.Set, repo
 // checkShelving merges the shelved children of a kind with the stubs, both in the order of tenant
 // and object.
 func checkShelving(ctx context.Context, tx pgx.Tx, k kinds.Child,
-	flaw func(tenant, object int64, rule string)) (children int64, err error) {
+	flaw func(tenant int64, object event.ID, rule string)) (children int64, err error) {
 	shape := shapeOf(k)
 	next, stop := iter.Pull2(pages(ctx, tx, shape.sql(stubPageSQL), func(after *stubRow) pgx.StrictNamedArgs {
 		return pgx.StrictNamedArgs{"tenant": after.TenantID, "object": after.ObjectID}
@@ -119,7 +123,7 @@ func checkShelving(ctx context.Context, tx pgx.Tx, k kinds.Child,
 	var n int64
 	// upTo compares the present thread with its stub, and reports stubs before (tenant, object)
 	// that have no children.
-	upTo := func(tenant, object int64) {
+	upTo := func(tenant int64, object event.ID) {
 		for ; err == nil && s != nil && cmp.Or(cmp.Compare(s.TenantID, tenant), cmp.Compare(s.ObjectID, object)) < 0; s, err, _ = next() {
 			has := int64(-1)
 			if s.TenantID == at.TenantID && s.ObjectID == at.ObjectID {
@@ -153,6 +157,6 @@ func checkShelving(ctx context.Context, tx pgx.Tx, k kinds.Child,
 			flaw(c.TenantID, c.ObjectID, "a "+k.Name+" is both on the shelf and off it")
 		}
 	}
-	upTo(math.MaxInt64, math.MaxInt64)
+	upTo(math.MaxInt64, "\x7f") // after every id
 	return children, err
 }

@@ -28,8 +28,8 @@ import (
 var (
 	// ErrNotFound reports an entity that the tenant does not have.
 	ErrNotFound = errors.New("store: not found")
-	// ErrInvalid reports a value that the caller should have refused, for example an id that is not
-	// positive.
+	// ErrInvalid reports a value that the caller should have refused, for example an id with a
+	// blank.
 	ErrInvalid = errors.New("store: invalid value")
 )
 
@@ -212,6 +212,15 @@ func ValidActor(s string) bool {
 		return false
 	}
 	return strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) < 0
+}
+
+func checkIDs(ids ...event.ID) error {
+	for _, id := range ids {
+		if _, err := event.ParseID(string(id)); err != nil {
+			return fmt.Errorf("%w: %w", ErrInvalid, err)
+		}
+	}
+	return nil
 }
 
 // checkUUID requires the form that PostgreSQL prints, because outcomes are matched to items by it.

@@ -50,7 +50,7 @@ func on(t *testing.T, db *testkit.DB) fixture {
 // told is the content of an outbox message.
 type told struct {
 	Aggregate   string
-	AggregateID int64
+	AggregateID event.ID
 	Type        string
 	Payload     map[string]any
 }
@@ -86,37 +86,37 @@ func (f fixture) unfollow(t *testing.T, a, b event.ID) store.EdgeOutcome {
 
 func TestFollowTransitions(t *testing.T) {
 	f := open(t)
-	first := f.follow(t, 1, 2)
+	first := f.follow(t, "1", "2")
 	if !first.Changed || first.Edge.Version != 1 || first.Edge.Status != event.StatusActive {
 		t.Fatalf("first follow: %+v", first)
 	}
-	if again := f.follow(t, 1, 2); again.Changed || !cmp.Equal(again.Edge, first.Edge) {
+	if again := f.follow(t, "1", "2"); again.Changed || !cmp.Equal(again.Edge, first.Edge) {
 		t.Errorf("a repeated follow: got %+v, want %+v unchanged", again, first.Edge)
 	}
-	gone := f.unfollow(t, 1, 2)
+	gone := f.unfollow(t, "1", "2")
 	if !gone.Changed || gone.Edge.Version != 2 || gone.Edge.Status != event.StatusRemoved ||
 		gone.Edge.PositionedAt != first.Edge.PositionedAt {
 		t.Errorf("unfollow: %+v", gone)
 	}
-	if again := f.unfollow(t, 1, 2); again.Changed || !cmp.Equal(again.Edge, gone.Edge) {
+	if again := f.unfollow(t, "1", "2"); again.Changed || !cmp.Equal(again.Edge, gone.Edge) {
 		t.Errorf("a repeated unfollow: got %+v, want %+v unchanged", again, gone.Edge)
 	}
-	back := f.follow(t, 1, 2)
+	back := f.follow(t, "1", "2")
 	if !back.Changed || back.Edge.Version != 3 || back.Edge.CreatedAt != first.Edge.CreatedAt ||
 		!back.Edge.PositionedAt.After(first.Edge.PositionedAt.Time) {
 		t.Errorf("follow again: %+v: want version 3, the first created_at and a later positioned_at", back)
 	}
-	if never := f.unfollow(t, 8, 9); never.Changed || never.Edge.Version != 0 {
+	if never := f.unfollow(t, "8", "9"); never.Changed || never.Edge.Version != 0 {
 		t.Errorf("unfollow of an unknown pair: %+v", never)
 	}
-	got, err := f.GetEdge(t.Context(), tenant, follows, 1, 2)
+	got, err := f.GetEdge(t.Context(), tenant, follows, "1", "2")
 	if err != nil || !cmp.Equal(got, back.Edge) {
 		t.Errorf("get: %+v, %v: want %+v", got, err, back.Edge)
 	}
-	if _, err := f.GetEdge(t.Context(), tenant, follows, 2, 1); !errors.Is(err, store.ErrNotFound) {
+	if _, err := f.GetEdge(t.Context(), tenant, follows, "2", "1"); !errors.Is(err, store.ErrNotFound) {
 		t.Errorf("get of an unknown pair: %v", err)
 	}
-	if _, err := f.GetEdge(t.Context(), tenant+1, follows, 1, 2); !errors.Is(err, store.ErrNotFound) {
+	if _, err := f.GetEdge(t.Context(), tenant+1, follows, "1", "2"); !errors.Is(err, store.ErrNotFound) {
 		t.Errorf("get by another tenant: %v", err)
 	}
 
@@ -134,7 +134,7 @@ func TestFollowTransitions(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		wantEvent := told{event.AggregateFollow, 2, want.eventType, asMap(t, json.RawMessage(raw))}
+		wantEvent := told{event.AggregateFollow, "2", want.eventType, asMap(t, json.RawMessage(raw))}
 		if diff := cmp.Diff(wantEvent, events[i]); diff != "" {
 			t.Errorf("event %d (-want +got):\n%s", i, diff)
 		}
@@ -161,12 +161,13 @@ func asMap(t *testing.T, v any) map[string]any {
 
 func TestFollowOfASliceGivesEachItemItsOutcome(t *testing.T) {
 	f := open(t)
-	f.follow(t, 3, 4)
+	f.follow(t, "3", "4")
 	item := func(a, b event.ID) store.EdgeWrite {
 		return store.EdgeWrite{Meta: meta(), From: a, To: b}
 	}
 	out, err := f.PutEdges(t.Context(), tenant, follows, []store.EdgeWrite{
-		item(9, 1), item(3, 4), item(5, 5), item(1, 9), item(9, 1), item(0, 1), item(1, -2), {From: 1, To: 2},
+		item("9", "1"), item("3", "4"), item("5", "5"), item("1", "9"), item("9", "1"), item("", "1"), item("1", "a b"),
+		{From: "1", To: "2"},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -194,7 +195,7 @@ func TestConcurrentTogglesLeaveOneEventPerVersion(t *testing.T) {
 	for worker := range 8 {
 		wg.Go(func() {
 			for i := range 10 {
-				w := []store.EdgeWrite{{Meta: meta(), From: 1, To: 2}, {Meta: meta(), From: 3, To: 2}}
+				w := []store.EdgeWrite{{Meta: meta(), From: "1", To: "2"}, {Meta: meta(), From: "3", To: "2"}}
 				if worker%2 == 1 {
 					w[0], w[1] = w[1], w[0] // slices in reverse order must not deadlock
 				}
@@ -226,10 +227,10 @@ func TestConcurrentTogglesLeaveOneEventPerVersion(t *testing.T) {
 			t.Errorf("event %d: type %s with status %s", i, e.Type, e.Payload["status"])
 		}
 	}
-	for _, follower := range []event.ID{1, 3} {
-		got, err := f.GetEdge(t.Context(), tenant, follows, follower, 2)
+	for _, follower := range []event.ID{"1", "3"} {
+		got, err := f.GetEdge(t.Context(), tenant, follows, follower, "2")
 		if err != nil || got.Version != versions[fmt.Sprint(follower)] {
-			t.Errorf("follower %d is at %+v, %v: want version %d", follower, got, err, versions[fmt.Sprint(follower)])
+			t.Errorf("follower %s is at %+v, %v: want version %d", follower, got, err, versions[fmt.Sprint(follower)])
 		}
 	}
 }
@@ -314,8 +315,8 @@ func encoded(t *testing.T, c event.Child) []byte {
 
 func TestCommentIsCreatedWithItsPlaceAndItsEvent(t *testing.T) {
 	f := open(t)
-	first := f.mustCreate(t, store.NewChild{Object: 10, AuthorID: 3, Body: "  hello\n"})
-	reply := f.mustCreate(t, store.NewChild{Object: 10, AuthorID: 4, ReplyTo: first.ID, Body: "hi"})
+	first := f.mustCreate(t, store.NewChild{Object: "10", AuthorID: "3", Body: "  hello\n"})
+	reply := f.mustCreate(t, store.NewChild{Object: "10", AuthorID: "4", ReplyTo: first.ID, Body: "hi"})
 	segment := `[0-9a-f]{14}[0-9a-hjkmnp-tv-z]{8}`
 	if !regexp.MustCompile(`^`+segment+`$`).MatchString(first.Path) || !strings.HasSuffix(first.Path, first.Slug) {
 		t.Errorf("path %q with slug %q", first.Path, first.Slug)
@@ -342,8 +343,8 @@ func TestCommentIsCreatedWithItsPlaceAndItsEvent(t *testing.T) {
 	}
 	events := f.events(t)
 	first.Actor, reply.Actor = "tester", "tester"
-	want := []told{{event.AggregateComment, 10, event.Created, asMap(t, json.RawMessage(encoded(t, first)))},
-		{event.AggregateComment, 10, event.Created, asMap(t, json.RawMessage(encoded(t, reply)))}}
+	want := []told{{event.AggregateComment, "10", event.Created, asMap(t, json.RawMessage(encoded(t, first)))},
+		{event.AggregateComment, "10", event.Created, asMap(t, json.RawMessage(encoded(t, reply)))}}
 	if diff := cmp.Diff(want, events); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
 	}
@@ -352,41 +353,42 @@ func TestCommentIsCreatedWithItsPlaceAndItsEvent(t *testing.T) {
 func TestCreateRefusals(t *testing.T) {
 	f := open(t)
 	ctx := t.Context()
-	parent := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "parent"})
-	deleted := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "deleted"})
+	parent := f.mustCreate(t, store.NewChild{Object: "1", AuthorID: "1", Body: "parent"})
+	deleted := f.mustCreate(t, store.NewChild{Object: "1", AuthorID: "1", Body: "deleted"})
 	f.delete(t, deleted.ID, 1)
-	hidden := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "hidden"})
+	hidden := f.mustCreate(t, store.NewChild{Object: "1", AuthorID: "1", Body: "hidden"})
 	f.moderate(t, hidden.ID, event.ModerationHidden)
-	f.set(t, store.ThreadSettings{Object: 2, Locked: true})
-	f.set(t, store.ThreadSettings{Object: 3, Locked: true})
-	f.set(t, store.ThreadSettings{Object: 3, Premoderated: true})
-	deep := f.mustCreate(t, store.NewChild{Object: 4, AuthorID: 1, Body: "1"})
+	f.set(t, store.ThreadSettings{Object: "2", Locked: true})
+	f.set(t, store.ThreadSettings{Object: "3", Locked: true})
+	f.set(t, store.ThreadSettings{Object: "3", Premoderated: true})
+	deep := f.mustCreate(t, store.NewChild{Object: "4", AuthorID: "1", Body: "1"})
 	for i := 2; i <= store.MaxDepth; i++ {
-		deep = f.mustCreate(t, store.NewChild{Object: 4, AuthorID: 1, ReplyTo: deep.ID, Body: fmt.Sprint(i)})
+		deep = f.mustCreate(t, store.NewChild{Object: "4", AuthorID: "1", ReplyTo: deep.ID, Body: fmt.Sprint(i)})
 	}
 	before := len(f.events(t))
 	for name, c := range map[string]struct {
 		in   store.NewChild
 		want error
 	}{
-		"no body":               {store.NewChild{Object: 1, AuthorID: 1, Body: ""}, store.ErrBodyEmpty},
-		"a body of white space": {store.NewChild{Object: 1, AuthorID: 1, Body: " \t\n\u00a0"}, store.ErrBodyEmpty},
-		"a body too long": {store.NewChild{Object: 1, AuthorID: 1, Body: strings.Repeat("é", store.MaxBodyBytes/2) + "x"},
+		"no body":               {store.NewChild{Object: "1", AuthorID: "1", Body: ""}, store.ErrBodyEmpty},
+		"a body of white space": {store.NewChild{Object: "1", AuthorID: "1", Body: " \t\n\u00a0"}, store.ErrBodyEmpty},
+		"a body too long": {store.NewChild{Object: "1", AuthorID: "1", Body: strings.Repeat("é", store.MaxBodyBytes/2) + "x"},
 			store.ErrBodyTooLong},
-		"NUL in the body":      {store.NewChild{Object: 1, AuthorID: 1, Body: "a\x00b"}, store.ErrBodyText},
-		"invalid UTF-8":        {store.NewChild{Object: 1, AuthorID: 1, Body: "a\xff"}, store.ErrBodyText},
-		"no author":            {store.NewChild{Object: 1, Body: "x"}, store.ErrInvalid},
-		"no post":              {store.NewChild{AuthorID: 1, Body: "x"}, store.ErrInvalid},
-		"an invalid parent id": {store.NewChild{Object: 1, AuthorID: 1, Body: "x", ReplyTo: "x"}, store.ErrInvalid},
-		"a key with a blank":   {store.NewChild{Object: 1, AuthorID: 1, Body: "x", Key: "a b"}, store.ErrInvalid},
-		"a key too long":       {store.NewChild{Object: 1, AuthorID: 1, Body: "x", Key: strings.Repeat("k", 256)}, store.ErrInvalid},
-		"an unknown parent": {store.NewChild{Object: 1, AuthorID: 1, Body: "x", ReplyTo: "00000000-0000-7000-8000-000000000000"},
+		"NUL in the body":      {store.NewChild{Object: "1", AuthorID: "1", Body: "a\x00b"}, store.ErrBodyText},
+		"invalid UTF-8":        {store.NewChild{Object: "1", AuthorID: "1", Body: "a\xff"}, store.ErrBodyText},
+		"no author":            {store.NewChild{Object: "1", Body: "x"}, store.ErrInvalid},
+		"no post":              {store.NewChild{AuthorID: "1", Body: "x"}, store.ErrInvalid},
+		"a post with a slash":  {store.NewChild{Object: "1/2", AuthorID: "1", Body: "x"}, store.ErrInvalid},
+		"an invalid parent id": {store.NewChild{Object: "1", AuthorID: "1", Body: "x", ReplyTo: "x"}, store.ErrInvalid},
+		"a key with a blank":   {store.NewChild{Object: "1", AuthorID: "1", Body: "x", Key: "a b"}, store.ErrInvalid},
+		"a key too long":       {store.NewChild{Object: "1", AuthorID: "1", Body: "x", Key: strings.Repeat("k", 256)}, store.ErrInvalid},
+		"an unknown parent": {store.NewChild{Object: "1", AuthorID: "1", Body: "x", ReplyTo: "00000000-0000-7000-8000-000000000000"},
 			store.ErrParentUnknown},
-		"a parent of another post": {store.NewChild{Object: 9, AuthorID: 1, Body: "x", ReplyTo: parent.ID}, store.ErrParentUnknown},
-		"a deleted parent":         {store.NewChild{Object: 1, AuthorID: 1, Body: "x", ReplyTo: deleted.ID}, store.ErrParentGone},
-		"a hidden parent":          {store.NewChild{Object: 1, AuthorID: 1, Body: "x", ReplyTo: hidden.ID}, store.ErrParentGone},
-		"a locked thread":          {store.NewChild{Object: 2, AuthorID: 1, Body: "x"}, store.ErrThreadLocked},
-		"below the deepest":        {store.NewChild{Object: 4, AuthorID: 1, Body: "x", ReplyTo: deep.ID}, store.ErrTooDeep},
+		"a parent of another post": {store.NewChild{Object: "9", AuthorID: "1", Body: "x", ReplyTo: parent.ID}, store.ErrParentUnknown},
+		"a deleted parent":         {store.NewChild{Object: "1", AuthorID: "1", Body: "x", ReplyTo: deleted.ID}, store.ErrParentGone},
+		"a hidden parent":          {store.NewChild{Object: "1", AuthorID: "1", Body: "x", ReplyTo: hidden.ID}, store.ErrParentGone},
+		"a locked thread":          {store.NewChild{Object: "2", AuthorID: "1", Body: "x"}, store.ErrThreadLocked},
+		"below the deepest":        {store.NewChild{Object: "4", AuthorID: "1", Body: "x", ReplyTo: deep.ID}, store.ErrTooDeep},
 	} {
 		if c.in.Key == "" {
 			c.in.Key = "refused"
@@ -396,7 +398,7 @@ func TestCreateRefusals(t *testing.T) {
 		}
 	}
 	if out, err := f.CreateChildren(ctx, tenant+1, commentKind,
-		[]store.NewChild{{Meta: meta(), Object: 1, AuthorID: 1, Body: "x", ReplyTo: parent.ID}}); err != nil ||
+		[]store.NewChild{{Meta: meta(), Object: "1", AuthorID: "1", Body: "x", ReplyTo: parent.ID}}); err != nil ||
 		!errors.Is(out[0].Err, store.ErrParentUnknown) {
 		t.Errorf("a parent of another tenant: %+v, %v", out, err)
 	}
@@ -407,10 +409,10 @@ func TestCreateRefusals(t *testing.T) {
 	if err := f.system.QueryRow(ctx, `SELECT count(*) FROM child_keys`).Scan(&keys); err != nil || keys != 0 {
 		t.Errorf("%d keys are taken, %v: refused creates take none", keys, err)
 	}
-	if c := f.mustCreate(t, store.NewChild{Object: 3, AuthorID: 1, Body: "x"}); c.State() != "PENDING" {
+	if c := f.mustCreate(t, store.NewChild{Object: "3", AuthorID: "1", Body: "x"}); c.State() != "PENDING" {
 		t.Errorf("in a premoderated thread: %s, want pending", c.State())
 	}
-	if c := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1,
+	if c := f.mustCreate(t, store.NewChild{Object: "1", AuthorID: "1",
 		Body: strings.Repeat("x", store.MaxBodyBytes) + "\n"}); len(c.Body) != store.MaxBodyBytes {
 		t.Errorf("the longest body has %d bytes", len(c.Body))
 	}
@@ -418,7 +420,7 @@ func TestCreateRefusals(t *testing.T) {
 
 func TestIdempotencyKeys(t *testing.T) {
 	f := open(t)
-	in := store.NewChild{Object: 1, AuthorID: 5, Body: "once", Key: "k1"}
+	in := store.NewChild{Object: "1", AuthorID: "5", Body: "once", Key: "k1"}
 	first := f.mustCreate(t, in)
 	again := f.create(t, in)
 	if again.Err != nil || !again.Replayed || again.Changed || !cmp.Equal(again.Child, first) {
@@ -434,15 +436,15 @@ func TestIdempotencyKeys(t *testing.T) {
 		t.Errorf("replay after edit and delete: %+v, want the first result %+v", again, first)
 	}
 	for name, other := range map[string]store.NewChild{
-		"another body":   {Object: 1, AuthorID: 5, Body: "other", Key: "k1"},
-		"another post":   {Object: 2, AuthorID: 5, Body: "once", Key: "k1"},
-		"another parent": {Object: 1, AuthorID: 5, Body: "once", Key: "k1", ReplyTo: first.ID},
+		"another body":   {Object: "1", AuthorID: "5", Body: "other", Key: "k1"},
+		"another post":   {Object: "2", AuthorID: "5", Body: "once", Key: "k1"},
+		"another parent": {Object: "1", AuthorID: "5", Body: "once", Key: "k1", ReplyTo: first.ID},
 	} {
 		if out := f.create(t, other); !errors.Is(out.Err, store.ErrKeyReused) {
 			t.Errorf("%s: %+v, want ErrKeyReused", name, out)
 		}
 	}
-	if c := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 6, Body: "once", Key: "k1"}); c.ID == first.ID {
+	if c := f.mustCreate(t, store.NewChild{Object: "1", AuthorID: "6", Body: "once", Key: "k1"}); c.ID == first.ID {
 		t.Error("another author's key gave the same comment")
 	}
 	in.Meta = meta()
@@ -475,8 +477,8 @@ func TestIdempotencyKeys(t *testing.T) {
 
 func TestAReplayIsGivenThoughTheParentWentMeanwhile(t *testing.T) {
 	f := open(t)
-	parent := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "parent"})
-	in := store.NewChild{Object: 1, AuthorID: 2, Body: "reply", ReplyTo: parent.ID, Key: "k"}
+	parent := f.mustCreate(t, store.NewChild{Object: "1", AuthorID: "1", Body: "parent"})
+	in := store.NewChild{Object: "1", AuthorID: "2", Body: "reply", ReplyTo: parent.ID, Key: "k"}
 	first := f.mustCreate(t, in)
 	f.delete(t, parent.ID, 1)
 	if again := f.create(t, in); !again.Replayed || !cmp.Equal(again.Child, first) {
@@ -487,9 +489,9 @@ func TestAReplayIsGivenThoughTheParentWentMeanwhile(t *testing.T) {
 func TestAPartlyRefusedSliceWritesTheRest(t *testing.T) {
 	f := open(t)
 	out, err := f.CreateChildren(t.Context(), tenant, commentKind, []store.NewChild{
-		{Meta: meta(), Object: 1, AuthorID: 1, Body: "a", Key: "a"},
-		{Meta: meta(), Object: 1, AuthorID: 1, Body: "b", Key: "b", ReplyTo: "00000000-0000-7000-8000-000000000000"},
-		{Meta: meta(), Object: 1, AuthorID: 1, Body: "c"},
+		{Meta: meta(), Object: "1", AuthorID: "1", Body: "a", Key: "a"},
+		{Meta: meta(), Object: "1", AuthorID: "1", Body: "b", Key: "b", ReplyTo: "00000000-0000-7000-8000-000000000000"},
+		{Meta: meta(), Object: "1", AuthorID: "1", Body: "c"},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -500,7 +502,7 @@ func TestAPartlyRefusedSliceWritesTheRest(t *testing.T) {
 	if n := len(f.events(t)); n != 2 {
 		t.Errorf("%d events, want 2", n)
 	}
-	f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "another", Key: "b"}) // the refused create released its key
+	f.mustCreate(t, store.NewChild{Object: "1", AuthorID: "1", Body: "another", Key: "b"}) // the refused create released its key
 }
 
 func TestConcurrentEqualCreatesMakeOneComment(t *testing.T) {
@@ -511,7 +513,7 @@ func TestConcurrentEqualCreatesMakeOneComment(t *testing.T) {
 	for i := range n {
 		wg.Go(func() {
 			out, err := f.CreateChildren(t.Context(), tenant, commentKind,
-				[]store.NewChild{{Meta: meta(), Object: 1, AuthorID: 1, Body: "same", Key: "k"}})
+				[]store.NewChild{{Meta: meta(), Object: "1", AuthorID: "1", Body: "same", Key: "k"}})
 			if err != nil || out[0].Err != nil {
 				t.Errorf("create: %v, %+v", err, out)
 				return
@@ -532,7 +534,7 @@ func TestConcurrentEqualCreatesMakeOneComment(t *testing.T) {
 
 func TestEdit(t *testing.T) {
 	f := open(t)
-	c := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "one"})
+	c := f.mustCreate(t, store.NewChild{Object: "1", AuthorID: "1", Body: "one"})
 	edited := f.edit(t, c.ID, 1, " two ")
 	if !edited.Changed || edited.Child.Version != 2 || edited.Child.Body != "two" || edited.Child.CreatedAt != c.CreatedAt ||
 		edited.Child.Path != c.Path {
@@ -569,7 +571,7 @@ func TestEdit(t *testing.T) {
 		}
 	}
 	out, err := f.EditChildren(t.Context(), tenant, commentKind, []store.ChildEdit{
-		{Meta: meta(), ID: f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "a"}).ID, IfVersion: 1, Body: new("b")},
+		{Meta: meta(), ID: f.mustCreate(t, store.NewChild{Object: "1", AuthorID: "1", Body: "a"}).ID, IfVersion: 1, Body: new("b")},
 		{Meta: meta(), ID: c.ID, IfVersion: 1, Body: new("b")},
 	})
 	if err != nil || !out[0].Changed || out[1].Err == nil {
@@ -579,8 +581,8 @@ func TestEdit(t *testing.T) {
 
 func TestDelete(t *testing.T) {
 	f := open(t)
-	c := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "secret"})
-	reply := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "reply", ReplyTo: c.ID})
+	c := f.mustCreate(t, store.NewChild{Object: "1", AuthorID: "1", Body: "secret"})
+	reply := f.mustCreate(t, store.NewChild{Object: "1", AuthorID: "1", Body: "reply", ReplyTo: c.ID})
 	var stale *store.StaleError
 	if out := f.delete(t, c.ID, 4); !errors.As(out.Err, &stale) {
 		t.Errorf("delete at a stale version: %+v", out)
@@ -602,7 +604,7 @@ func TestDelete(t *testing.T) {
 	if left, err := f.GetChild(t.Context(), tenant, commentKind, reply.ID); err != nil || !left.Visible() {
 		t.Errorf("the reply stays: %+v, %v", left, err)
 	}
-	hidden := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "hidden"})
+	hidden := f.mustCreate(t, store.NewChild{Object: "1", AuthorID: "1", Body: "hidden"})
 	f.moderate(t, hidden.ID, event.ModerationHidden)
 	if out := f.delete(t, hidden.ID, 2); !out.Changed {
 		t.Errorf("delete of a hidden comment: %+v", out)
@@ -619,7 +621,7 @@ func TestDelete(t *testing.T) {
 
 func TestConcurrentEditsOfOneVersionChangeItOnce(t *testing.T) {
 	f := open(t)
-	c := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "one"})
+	c := f.mustCreate(t, store.NewChild{Object: "1", AuthorID: "1", Body: "one"})
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	changed := 0
@@ -652,12 +654,12 @@ func TestAWriteThatFailsLeavesNothing(t *testing.T) {
 	db := testkit.Postgres(t)
 	f, owner := on(t, db), db.Pool(t, postgres.RoleOwner)
 	write := func(ctx context.Context) error {
-		_, err := f.PutEdges(ctx, tenant, follows, []store.EdgeWrite{{Meta: meta(), From: 1, To: 2}})
+		_, err := f.PutEdges(ctx, tenant, follows, []store.EdgeWrite{{Meta: meta(), From: "1", To: "2"}})
 		return err
 	}
 	nothing := func(why string) {
 		t.Helper()
-		if _, err := f.GetEdge(t.Context(), tenant, follows, 1, 2); !errors.Is(err, store.ErrNotFound) {
+		if _, err := f.GetEdge(t.Context(), tenant, follows, "1", "2"); !errors.Is(err, store.ErrNotFound) {
 			t.Errorf("%s: the follow exists: %v", why, err)
 		}
 		if n := len(f.events(t)); n != 0 {
@@ -712,7 +714,7 @@ func TestACommitWakesThePartitionsOfItsEvents(t *testing.T) {
 	db := testkit.Postgres(t)
 	var woken []int
 	s := store.New(db.Pool(t, postgres.RoleAPI), func(p int) { woken = append(woken, p) })
-	write := store.EdgeWrite{Meta: store.Meta{Actor: "a"}, From: 7, To: 42}
+	write := store.EdgeWrite{Meta: store.Meta{Actor: "a"}, From: "7", To: "42"}
 	if _, err := s.PutEdges(t.Context(), 1, follows, []store.EdgeWrite{write}); err != nil {
 		t.Fatal(err)
 	}

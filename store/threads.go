@@ -38,8 +38,8 @@ func (w ThreadSettings) check() error {
 	if err := checkMeta(w.Meta); err != nil {
 		return err
 	}
-	if w.Object <= 0 {
-		return fmt.Errorf("%w: object %d", ErrInvalid, w.Object)
+	if err := checkIDs(w.Object); err != nil {
+		return err
 	}
 	if !ValidTitle(w.Title) {
 		return fmt.Errorf("%w: title of %d bytes", ErrInvalid, len(w.Title))
@@ -58,14 +58,14 @@ type ThreadOutcome struct {
 type StaleThreadError struct{ Current event.Thread }
 
 func (e *StaleThreadError) Error() string {
-	return fmt.Sprintf("store: thread %d is at version %d", e.Current.PostID, e.Current.Version)
+	return fmt.Sprintf("store: thread %s is at version %d", e.Current.PostID, e.Current.Version)
 }
 
 // threads is the table of every version of every thread's settings. A thread without a row has the
 // default settings at version 0.
 func threads() *versioned.Table[event.Thread] {
 	return versioned.New[event.Thread](versioned.Definition{
-		Table: "threads", Sequence: "object_version_id", Key: []versioned.Column{{Name: "post_id", Type: "bigint"},
+		Table: "threads", Sequence: "object_version_id", Key: []versioned.Column{{Name: "post_id", Type: "text"},
 			{Name: "kind", Type: "text"}},
 		Absent: map[string]string{"kind": event.AggregateComment}, Purged: "threads_purged",
 	})
@@ -133,7 +133,7 @@ func (s *Store) setTurn(ctx context.Context, tx *unit, tenant int64, k *childKin
 		next.Actor = w.Actor
 		payload, err := json.Marshal(next)
 		if err != nil {
-			return fmt.Errorf("encode thread %d: %w", w.Object, err)
+			return fmt.Errorf("encode thread %s: %w", w.Object, err)
 		}
 		changes = append(changes, versioned.Change[event.Thread]{TenantID: tenant, Object: next, By: w.Actor, At: next.UpdatedAt.Time})
 		events = append(events, event.Event{
@@ -160,7 +160,7 @@ func newThread(kind string, object event.ID) event.Thread {
 // Index: threads_head_idx, threads_purged_pkey. Locks: none.
 const threadsGetSQL = `
 SELECT /* store.threads_get */ now(), t.object, coalesce(p.version, 0)
-  FROM unnest(@post_ids::bigint[]) WITH ORDINALITY AS w(post_id, ord)
+  FROM unnest(@post_ids::text[]) WITH ORDINALITY AS w(post_id, ord)
   LEFT JOIN threads t ON t.tenant_id = @tenant::bigint AND t.post_id = w.post_id AND t.kind = @kind::text
                       AND t.version_state IN ('LATEST', 'DELETED')
   LEFT JOIN threads_purged p ON t.post_id IS NULL AND p.tenant_id = @tenant::bigint AND p.post_id = w.post_id AND p.kind = @kind::text
@@ -202,7 +202,7 @@ func (s *Store) GetThread(ctx context.Context, tenant int64, k kinds.Child, obje
 		return nil
 	})
 	if err != nil {
-		return event.Thread{}, fmt.Errorf("read the thread of %s under %d of tenant %d: %w", k.Plural, object, tenant, err)
+		return event.Thread{}, fmt.Errorf("read the thread of %s under %s of tenant %d: %w", k.Plural, object, tenant, err)
 	}
 	return t, nil
 }
@@ -217,7 +217,7 @@ func (s *Store) ThreadVersions(ctx context.Context, tenant int64, k kinds.Child,
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("read the versions of the thread of %s under %d of tenant %d: %w", k.Plural, object, tenant, err)
+		return nil, fmt.Errorf("read the versions of the thread of %s under %s of tenant %d: %w", k.Plural, object, tenant, err)
 	}
 	return all, nil
 }

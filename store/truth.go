@@ -26,7 +26,7 @@ type State[T any] struct {
 func SettingsEvent(s *State[event.Thread]) (event.Event, error) {
 	payload, err := json.Marshal(s.Object)
 	if err != nil {
-		return event.Event{}, fmt.Errorf("encode the settings of thread %d: %w", s.Object.PostID, err)
+		return event.Event{}, fmt.Errorf("encode the settings of thread %s: %w", s.Object.PostID, err)
 	}
 	return event.Event{TenantID: s.TenantID, AggregateType: event.AggregateThread, AggregateID: s.Object.PostID, Type: event.Updated,
 		Version: 1, Payload: payload}, nil
@@ -101,17 +101,17 @@ const scanSettingsSQL = `
 SELECT /* store.scan_settings */ tenant_id, object
   FROM (SELECT tenant_id, post_id, kind, object FROM threads WHERE version_state IN ('LATEST', 'DELETED')
          UNION ALL
-        SELECT tenant_id, post_id, kind, jsonb_build_object('kind', kind, 'post_id', post_id::text, 'version', version)
+        SELECT tenant_id, post_id, kind, jsonb_build_object('kind', kind, 'post_id', post_id, 'version', version)
           FROM threads_purged p
          WHERE NOT EXISTS (SELECT FROM threads t WHERE t.tenant_id = p.tenant_id AND t.post_id = p.post_id AND t.kind = p.kind)) t
- WHERE (tenant_id, post_id, kind) > (@tenant::bigint, @post::bigint, @kind::text COLLATE "C")
+ WHERE (tenant_id, post_id, kind) > (@tenant::bigint, @post::text, @kind::text COLLATE "C")
  ORDER BY tenant_id, post_id, kind LIMIT @limit`
 
 // ScanSettings is ScanChildren for the settings of threads of every kind, in the order of object
 // and kind.
 func ScanSettings(ctx context.Context, pool *pgxpool.Pool, after *State[event.Thread], limit int) iter.Seq2[*State[event.Thread], error] {
 	return scan(ctx, pool, scanSettingsSQL, after, limit, func(s *State[event.Thread]) pgx.StrictNamedArgs {
-		return pgx.StrictNamedArgs{"tenant": s.TenantID, "post": int64(s.Object.PostID), "kind": s.Object.Of()}
+		return pgx.StrictNamedArgs{"tenant": s.TenantID, "post": s.Object.PostID, "kind": s.Object.Of()}
 	}, func(r *settingsState) State[event.Thread] { return settingsOf(r.TenantID, r.Object) })
 }
 

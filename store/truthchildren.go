@@ -46,7 +46,7 @@ const scanObjectsSQL = `
 SELECT /* store.scan_objects */ c.tenant_id, ` + childColumns + `
   FROM (SELECT * FROM children UNION ALL SELECT * FROM children_archive) c
  WHERE c.kind = '{{.Kind}}'
-   AND (c.tenant_id, c.object_id, c.{{.Order}}) > (@tenant::bigint, @object::bigint, @place::{{.OrderType}})
+   AND (c.tenant_id, c.object_id, c.{{.Order}}) > (@tenant::bigint, @object::text, @place::{{.OrderType}})
  ORDER BY c.tenant_id, c.object_id, c.{{.Order}} LIMIT @limit`
 
 // scanObjectSQL reads a page of the children of one object, in the same order. Index: as
@@ -54,7 +54,7 @@ SELECT /* store.scan_objects */ c.tenant_id, ` + childColumns + `
 const scanObjectSQL = `
 SELECT /* store.scan_object */ c.tenant_id, ` + childColumns + `
   FROM (SELECT * FROM children UNION ALL SELECT * FROM children_archive) c
- WHERE c.kind = '{{.Kind}}' AND c.tenant_id = @tenant::bigint AND c.object_id = @object::bigint
+ WHERE c.kind = '{{.Kind}}' AND c.tenant_id = @tenant::bigint AND c.object_id = @object::text
    AND c.{{.Order}} > @place::{{.OrderType}}
  ORDER BY c.{{.Order}} LIMIT @limit`
 
@@ -104,7 +104,7 @@ func ScanObject(ctx context.Context, pool *pgxpool.Pool, k kinds.Child, tenant i
 }
 
 func (s childShape) placeArgs(after *State[event.Child]) pgx.StrictNamedArgs {
-	return pgx.StrictNamedArgs{"tenant": after.TenantID, "object": int64(after.Object.Parent), "place": s.place(after.Object)}
+	return pgx.StrictNamedArgs{"tenant": after.TenantID, "object": after.Object.Parent, "place": s.place(after.Object)}
 }
 
 // GetChildren returns the children of the kind that refs name, regardless of the versions in refs.
@@ -150,10 +150,10 @@ func ReadChildren(ctx context.Context, q postgres.Querier, tenant int64, k kinds
 const countChildrenSQL = `
 SELECT /* store.count_children */ count(*), count(*) FILTER (WHERE author_state = 'ACTIVE' AND moderation_state IN ('NONE', 'APPROVED'))
   FROM ((SELECT author_state, moderation_state FROM {{.Table}}
-          WHERE tenant_id = @tenant::bigint AND object_id = @object::bigint LIMIT @most::bigint)
+          WHERE tenant_id = @tenant::bigint AND object_id = @object::text LIMIT @most::bigint)
         UNION ALL
         (SELECT author_state, moderation_state FROM {{.Shelf}}
-          WHERE tenant_id = @tenant::bigint AND object_id = @object::bigint LIMIT @most::bigint)) c`
+          WHERE tenant_id = @tenant::bigint AND object_id = @object::text LIMIT @most::bigint)) c`
 
 // CountChildren counts the children of the kind that an object has, and how many of them are
 // visible. It reads up to most rows of each of two tables, so total is at most twice most. If total
@@ -163,7 +163,7 @@ func CountChildren(ctx context.Context, pool *pgxpool.Pool, k kinds.Child, tenan
 	most int) (total, visible int64, err error) {
 	if err = pool.QueryRow(ctx, shapeOf(k).sql(countChildrenSQL),
 		pgx.StrictNamedArgs{"tenant": tenant, "object": object, "most": most}).Scan(&total, &visible); err != nil {
-		return 0, 0, fmt.Errorf("count the %s of %d of tenant %d: %w", k.Plural, object, tenant, err)
+		return 0, 0, fmt.Errorf("count the %s of %s of tenant %d: %w", k.Plural, object, tenant, err)
 	}
 	return total, visible, nil
 }
@@ -173,7 +173,7 @@ func CountChildren(ctx context.Context, pool *pgxpool.Pool, k kinds.Child, tenan
 func ChildEvent(k kinds.Child, s *State[event.Child]) (event.Event, error) {
 	payload, err := s.Object.Encode(k.Names())
 	if err != nil {
-		return event.Event{}, fmt.Errorf("encode the state of a %s of %d: %w", k.Name, s.Object.Parent, err)
+		return event.Event{}, fmt.Errorf("encode the state of a %s of %s: %w", k.Name, s.Object.Parent, err)
 	}
 	return event.Event{TenantID: s.TenantID, AggregateType: k.Name, AggregateID: s.Object.Parent, Type: event.Edited,
 		Version: 1, Payload: payload}, nil

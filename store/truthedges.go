@@ -39,7 +39,7 @@ type edgeState struct {
 // Locks: none.
 const scanEdgesSQL = `
 SELECT /* store.scan_edges */ tenant_id, from_id, to_id, status, version, created_at, positioned_at, updated_at, attributes
-  FROM edges WHERE kind = @kind AND (tenant_id, from_id, to_id) > (@tenant::bigint, @from::bigint, @to::bigint)
+  FROM edges WHERE kind = @kind AND (tenant_id, from_id, to_id) > (@tenant::bigint, @from::text, @to::text)
  ORDER BY tenant_id, from_id, to_id LIMIT @limit`
 
 // ScanEdges yields the edges of a kind of all tenants, in the order of tenant, origin and target.
@@ -48,7 +48,7 @@ SELECT /* store.scan_edges */ tenant_id, from_id, to_id, status, version, create
 func ScanEdges(ctx context.Context, pool *pgxpool.Pool, k kinds.Edge, after *State[event.Edge],
 	limit int) iter.Seq2[*State[event.Edge], error] {
 	return scan(ctx, pool, scanEdgesSQL, after, limit, func(s *State[event.Edge]) pgx.StrictNamedArgs {
-		return pgx.StrictNamedArgs{"kind": k.Name, "tenant": s.TenantID, "from": int64(s.Object.From), "to": int64(s.Object.To)}
+		return pgx.StrictNamedArgs{"kind": k.Name, "tenant": s.TenantID, "from": s.Object.From, "to": s.Object.To}
 	}, func(r *edgeState) State[event.Edge] { return State[event.Edge]{r.TenantID, r.wire()} })
 }
 
@@ -79,7 +79,7 @@ func GetEdges(ctx context.Context, q postgres.Querier, tenant int64, k kinds.Edg
 // Index: edges_KIND_pkey, one range. Locks: none.
 const countEdgesFromSQL = `
 SELECT /* store.count_edges_from */ count(*), count(*) FILTER (WHERE status = 'ACTIVE')
-  FROM (SELECT status FROM {edges} WHERE tenant_id = @tenant::bigint AND from_id = @object::bigint LIMIT @most::bigint) e`
+  FROM (SELECT status FROM {edges} WHERE tenant_id = @tenant::bigint AND from_id = @object::text LIMIT @most::bigint) e`
 
 // CountEdgesFrom counts the active edges among the first most edges of the kind that lead from an
 // object. exact is false if the object may have more edges. It reads with the rights of pool.
@@ -88,7 +88,7 @@ func CountEdgesFrom(ctx context.Context, pool *pgxpool.Pool, k kinds.Edge, tenan
 	var walked int
 	if err = pool.QueryRow(ctx, edgesOf(k.Name, countEdgesFromSQL),
 		pgx.StrictNamedArgs{"tenant": tenant, "object": object, "most": most}).Scan(&walked, &active); err != nil {
-		return 0, false, fmt.Errorf("count the %s from %d of tenant %d: %w", k.Plural, object, tenant, err)
+		return 0, false, fmt.Errorf("count the %s from %s of tenant %d: %w", k.Plural, object, tenant, err)
 	}
 	return active, walked < most, nil
 }

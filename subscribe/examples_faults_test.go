@@ -47,7 +47,7 @@ func TestTheExamplesOutsideThisModule(t *testing.T) {
 	}
 	tried := tryPage(t, filepath.Join(bin, "first"), r.b.URL)
 	rng := rand.New(rand.NewPCG(1, uint64(time.Now().UnixNano())))
-	w := &truth{versions: map[int64]int64{}, comments: map[string]event.Child{}, posts: map[event.ID]int64{}}
+	w := &truth{versions: map[event.ID]int64{}, comments: map[string]event.Child{}, posts: map[event.ID]int64{}}
 	w.write(r, rng, 100)
 	for _, p := range all {
 		p.start()

@@ -136,7 +136,7 @@ func (p *program) end(s os.Signal) error {
 
 // truth has the expected effects of the published events.
 type truth struct {
-	versions map[int64]int64 // of followees
+	versions map[event.ID]int64 // of followees
 	comments map[string]event.Child
 	posts    map[event.ID]int64 // events
 }
@@ -145,12 +145,15 @@ var commentNames = event.ChildNames{ID: "comment_id", Parent: "post_id"}
 
 func (w *truth) write(r *rig, rng *rand.Rand, n int) {
 	for range n {
-		to := 1 + rng.Int64N(50)
+		to := event.IDOf(1 + rng.IntN(50))
+		if rng.IntN(4) == 0 {
+			to = "auth0|" + to
+		}
 		w.versions[to]++
 		post := 1 + rng.Int64N(20)
 		id := uuid.NewSHA1(uuid.NameSpaceOID, fmt.Appendf(nil, "%d-%d", post, rng.IntN(10))).String()
 		w.posts[event.IDOf(post)]++
-		c := event.Child{ID: id, Parent: event.IDOf(post), AuthorID: 7, AuthorState: event.AuthorActive,
+		c := event.Child{ID: id, Parent: event.IDOf(post), AuthorID: "7", AuthorState: event.AuthorActive,
 			ModerationState: event.ModerationNone, Version: w.comments[id].Version + 1, Actor: "test"}
 		c.Body = fmt.Sprintf("word%d", c.Version)
 		w.comments[id] = c
@@ -158,7 +161,7 @@ func (w *truth) write(r *rig, rng *rand.Rand, n int) {
 		if err != nil {
 			r.t.Fatal(err)
 		}
-		r.publish(follow(9, event.IDOf(to), w.versions[to]), event.Event{ID: uuid.NewString(), TenantID: 1,
+		r.publish(follow("9", to, w.versions[to]), event.Event{ID: uuid.NewString(), TenantID: 1,
 			AggregateType: event.AggregateComment, AggregateID: event.IDOf(post),
 			Type: event.Edited, Version: 1, OccurredAt: time.Now(), Payload: payload})
 	}
@@ -193,7 +196,7 @@ func (w *truth) exact(ctx context.Context, pool *pgxpool.Pool) (bool, error) {
 	rows, _ := pool.Query(ctx, `SELECT post_id, events FROM activity`)
 	if _, err := pgx.ForEachRow(rows, []any{&post, &events}, func() error {
 		if events > w.posts[post] {
-			return fmt.Errorf("post %d has %d events, want %d: at least one was applied twice", post, events, w.posts[post])
+			return fmt.Errorf("post %s has %d events, want %d: at least one was applied twice", post, events, w.posts[post])
 		}
 		if events == w.posts[post] {
 			right++
@@ -217,9 +220,10 @@ func (w *truth) mails(t *testing.T, file string) *diary {
 	for lines := bufio.NewScanner(f); lines.Scan(); {
 		var to, from event.ID
 		var version int64
-		if _, err := fmt.Sscanf(lines.Text(), "to user %d: user %d follows you (version %d)", &to, &from, &version); err != nil {
+		if _, err := fmt.Sscanf(lines.Text(), "to user %s user %s follows you (version %d)", &to, &from, &version); err != nil {
 			t.Errorf("%q: %v", lines.Text(), err)
 		}
+		to = to[:len(to)-1] // the colon
 		d.versions[to] = append(d.versions[to], version)
 	}
 	return d
@@ -232,11 +236,11 @@ func (w *truth) awaitMails(t *testing.T, printed string) {
 		d := w.mails(t, printed)
 		for to, last := range w.versions {
 			seen := map[int64]bool{}
-			for _, v := range d.versions[event.IDOf(to)] {
+			for _, v := range d.versions[to] {
 				seen[v] = true
 			}
 			if int64(len(seen)) != last {
-				return false, fmt.Errorf("user %d has %d mails, want %d", to, len(seen), last)
+				return false, fmt.Errorf("user %s has %d mails, want %d", to, len(seen), last)
 			}
 		}
 		return true, nil
@@ -330,7 +334,8 @@ func tryPage(t *testing.T, path, url string) (tried func()) {
 // follows them all again and again.
 func (w *truth) counted(ctx context.Context, pool *pgxpool.Pool) (bool, error) {
 	rows, _ := pool.Query(ctx, `SELECT user_id, followers FROM follower_counts`)
-	var user, followers int64
+	var user event.ID
+	var followers int64
 	right := 0
 	if _, err := pgx.ForEachRow(rows, []any{&user, &followers}, func() error {
 		if w.versions[user] > 0 && followers == 1 {
@@ -348,7 +353,7 @@ func (w *truth) counted(ctx context.Context, pool *pgxpool.Pool) (bool, error) {
 func (w *truth) counts(r *rig, path string) {
 	t, ctx := r.t, context.Background()
 	pool, url := r.schema("followers")
-	r.publish(damaged(1000))
+	r.publish(damaged("1000"))
 	p := &program{t: t, path: path, env: []string{"NATS_URL=" + r.b.URL, "DATABASE_URL=" + url}}
 	p.start()
 	r.await("a dead letter", func() (bool, error) {
@@ -363,8 +368,8 @@ func (w *truth) counts(r *rig, path string) {
 		}
 	}
 	stopped()
-	w.versions[2000] = 1
-	r.publish(follow(9, 2000, 1))
+	w.versions["2000"] = 1
+	r.publish(follow("9", "2000", 1))
 	p.start()
 	r.await("the counts", func() (bool, error) { return w.counted(ctx, pool) })
 	stopped()

@@ -39,7 +39,7 @@ func TestInstancesShareAPartitionAndOneThatIsCutOffLosesNothing(t *testing.T) {
 			w.publishAll(5)
 			w.await("all events", func() (bool, error) { return w.d.has(followees, 5) })
 			w.d.mu.Lock()
-			if got := w.d.versions[1]; slices.Index(got, 5) < slices.Index(got, 4) {
+			if got := w.d.versions["1"]; slices.Index(got, 5) < slices.Index(got, 4) {
 				t.Errorf("followee 1 has had %v: an instance began a new stream before the old one was handled", got)
 			}
 			shared := w.byInstance[0] > 0 && w.byInstance[1] > 0
@@ -78,7 +78,7 @@ func TestWhatTakesLongerThanTakeoverIsNotDeliveredAgain(t *testing.T) {
 		})
 	}
 	for to := int64(1); to <= 8; to++ {
-		r.publish(follow(1, event.IDOf(to), 1))
+		r.publish(follow("1", event.IDOf(to), 1))
 	}
 	again := 0
 	r.await("the events", func() (bool, error) {

@@ -48,16 +48,17 @@ func (d *diary) note(e subscribe.Event[event.Edge]) {
 
 // has reports whether each followee from 1 to n has had all versions up to last. The error names a
 // missing one.
-func (d *diary) has(n event.ID, last int64) (bool, error) {
+func (d *diary) has(n int, last int64) (bool, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for to := event.ID(1); to <= n; to++ {
+	for i := range n {
+		to := event.IDOf(1 + i)
 		seen := map[int64]bool{}
 		for _, v := range d.versions[to] {
 			seen[v] = true
 		}
 		if int64(len(seen)) != last {
-			return false, fmt.Errorf("followee %d has had %v, want 1 to %d", to, d.versions[to], last)
+			return false, fmt.Errorf("followee %s has had %v, want 1 to %d", to, d.versions[to], last)
 		}
 	}
 	return true, nil
@@ -73,7 +74,7 @@ func (d *diary) firstsInOrder(t *testing.T) {
 		seen := map[int64]bool{}
 		for _, v := range versions {
 			if !seen[v] && v < most {
-				t.Errorf("followee %d has had %v: the first %d came after %d", to, versions, v, most)
+				t.Errorf("followee %s has had %v: the first %d came after %d", to, versions, v, most)
 			}
 			seen[v], most = true, max(most, v)
 		}
@@ -86,25 +87,25 @@ const takeover = 5 * time.Second
 
 // Followers whose events have a special effect.
 const (
-	failsTwice = 500 + iota
-	isRefused
-	panics
-	takesLong
+	failsTwice = event.ID("500")
+	isRefused  = event.ID("501")
+	panics     = event.ID("502")
+	takesLong  = event.ID("503")
 )
 
 // publishMischief publishes versions 1 to 5 of 20 followees, some of them from followers with
 // special effects. It also publishes events that a handler of follow.created must not get.
 func (r *rig) publishMischief() {
 	r.t.Helper()
-	removed := follow(9, 3, 1)
+	removed := follow("9", "3", 1)
 	removed.Type = event.Removed
-	r.publish(follow(failsTwice, 1, 1), follow(isRefused, 1000, 1), follow(panics, 1001, 1),
-		follow(takesLong, 2, 1), removed, damaged(1002))
+	r.publish(follow(failsTwice, "1", 1), follow(isRefused, "1000", 1), follow(panics, "1001", 1),
+		follow(takesLong, "2", 1), removed, damaged("1002"))
 	r.send(&nats.Msg{Subject: "events.0.t1.follow.created", Data: []byte("a stranger's")})
 	for v := int64(1); v <= 5; v++ {
 		for to := int64(1); to <= 20; to++ {
 			if v > 1 || to > 2 {
-				r.publish(follow(9, event.IDOf(to), v))
+				r.publish(follow("9", event.IDOf(to), v))
 			}
 		}
 	}
@@ -158,7 +159,7 @@ func TestAHandlerGetsEveryEventAndOnlyWhatItHasDoneIsAcknowledged(t *testing.T) 
 	r.await("all that can be handled", func() (bool, error) { return d.has(20, 5) })
 	r.resize(3)
 	for to := int64(1); to <= 20; to++ {
-		r.publish(follow(9, event.IDOf(to), 6))
+		r.publish(follow("9", event.IDOf(to), 6))
 	}
 	r.await("the events of the new streams", func() (bool, error) { return d.has(20, 6) })
 	letters, err := subscribe.HandlerDeadLetters(r.nc)
@@ -174,7 +175,7 @@ func TestAHandlerGetsEveryEventAndOnlyWhatItHasDoneIsAcknowledged(t *testing.T) 
 	d.firstsInOrder(t)
 	for from, want := range map[event.ID]int{failsTwice: 3, isRefused: 1, panics: 3, takesLong: 1} {
 		if got := d.attempts[from]; got != want {
-			t.Errorf("%d calls for follower %d, want %d", got, from, want)
+			t.Errorf("%d calls for follower %s, want %d", got, from, want)
 		}
 	}
 	if err := health.Ready(ctx); err != nil {
@@ -186,7 +187,7 @@ func TestAHandlerGetsEveryEventAndOnlyWhatItHasDoneIsAcknowledged(t *testing.T) 
 	r.await("the retry", func() (bool, error) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		return len(d.versions[1001]) > 0, nil
+		return len(d.versions["1001"]) > 0, nil
 	})
 	if err := w.stop(); err != nil {
 		t.Errorf("stop: %v", err)
@@ -210,7 +211,7 @@ func TestAHandlerThatStartsAfterAClosingMessageHasExpiredReadsTheNewStreams(t *t
 		})
 	}
 	known, first := newDiary(), newDiary()
-	r.publish(follow(9, 1, 1))
+	r.publish(follow("9", "1", 1))
 	w := handle("known", known)
 	r.await("the event of the old stream", func() (bool, error) { return known.has(1, 1) })
 	if err := w.stop(); err != nil {
@@ -225,12 +226,12 @@ func TestAHandlerThatStartsAfterAClosingMessageHasExpiredReadsTheNewStreams(t *t
 	testkit.Expire(t, s, 0) // as NATS_MAX_AGE does later
 	handle("known", known)
 	handle("first", first)
-	r.publish(follow(9, 1, 2))
+	r.publish(follow("9", "1", 2))
 	r.await("the event of the new stream", func() (bool, error) { return known.has(1, 2) })
 	r.await("the event of the new stream at another handler", func() (bool, error) {
 		first.mu.Lock()
 		defer first.mu.Unlock()
-		return slices.Equal(first.versions[1], []int64{2}), nil
+		return slices.Equal(first.versions["1"], []int64{2}), nil
 	})
 }
 
@@ -242,20 +243,20 @@ func TestADeadLetterOfAnErasedEventDoesNotStay(t *testing.T) {
 	entered, erased := make(chan struct{}), make(chan struct{})
 	r.start(func(ctx context.Context) error {
 		return subscribe.Handle(ctx, r.nc, "mailer", "follow.created", func(_ context.Context, e subscribe.Event[event.Edge]) error {
-			if e.Data.From == 1 {
+			if e.Data.From == "1" {
 				close(entered)
 				<-erased
 			}
 			return subscribe.Permanent(errors.New("no such user"))
 		}, subscribe.Log(testkit.Logger(t)))
 	})
-	r.publish(follow(1, 1, 1))
+	r.publish(follow("1", "1", 1))
 	<-entered
 	if err := broker.RecordErased(ctx, r.js, r.cfg, r.open[0].Name, []uint64{1}); err != nil {
 		t.Fatal(err)
 	}
 	close(erased)
-	r.publish(follow(2, 2, 1))
+	r.publish(follow("2", "2", 1))
 	letters, err := subscribe.HandlerDeadLetters(r.nc)
 	if err != nil {
 		t.Fatal(err)
@@ -267,7 +268,7 @@ func TestADeadLetterOfAnErasedEventDoesNotStay(t *testing.T) {
 			return false, nil
 		}
 		all, lerr := postgres.Collect(letters.List(ctx, "*", 0))
-		return len(all) == 1 && all[0].Event.AggregateID == 2, errors.Join(err, lerr)
+		return len(all) == 1 && all[0].Event.AggregateID == "2", errors.Join(err, lerr)
 	})
 }
 
@@ -290,7 +291,7 @@ func retryPanics(t *testing.T, letters *subscribe.Letters, all []subscribe.Lette
 
 func checkLetters(t *testing.T, all []subscribe.Letter) {
 	t.Helper()
-	want := map[event.ID]string{1000: "no such user", 1001: "panic: oh no", 1002: "decode the payload of event"}
+	want := map[event.ID]string{"1000": "no such user", "1001": "panic: oh no", "1002": "decode the payload of event"}
 	for _, l := range all {
 		if text, ok := want[l.Event.AggregateID]; !ok || !strings.Contains(l.Error, text) || l.Subscriber != "mailer-follow-created" ||
 			l.Event.Stream == "" || l.Event.Seq == 0 || l.Event.TenantID != 1 {
@@ -370,7 +371,7 @@ func TestAHandlerThatNeverReturnsEndsTheSubscriberAndIsNotAcknowledged(t *testin
 		<-never
 		return nil
 	}
-	r.publish(follow(1, 2, 1), follow(1, 3, 1))
+	r.publish(follow("1", "2", 1), follow("1", "3", 1))
 	health := &subscribe.Health{}
 	once := r.start(func(ctx context.Context) error {
 		return subscribe.Handle(ctx, r.nc, "impatient", "follow.*", stuck, subscribe.Attempts(1), subscribe.Concurrency(3),
@@ -406,7 +407,7 @@ func TestAHandlerThatNeverReturnsEndsTheSubscriberAndIsNotAcknowledged(t *testin
 	r.await("both events", func() (bool, error) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		return len(d.versions[2]) > 0 && len(d.versions[3]) > 0, nil
+		return len(d.versions["2"]) > 0 && len(d.versions["3"]) > 0, nil
 	})
 	// A recreated stream is read from its beginning.
 	if err := r.js.DeleteStream(t.Context(), r.cfg.StreamName(0)); err != nil {
@@ -415,11 +416,11 @@ func TestAHandlerThatNeverReturnsEndsTheSubscriberAndIsNotAcknowledged(t *testin
 	old := r.open[0].Partition
 	r.open = nil
 	r.declare(old)
-	r.publish(follow(1, 4, 1))
+	r.publish(follow("1", "4", 1))
 	r.await("the event of the new stream", func() (bool, error) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		return len(d.versions[4]) > 0, nil
+		return len(d.versions["4"]) > 0, nil
 	})
 	if err := w.stop(); err != nil {
 		t.Error(err)
@@ -464,7 +465,7 @@ func (w *share) instance(nc *nats.Conn, fn func(context.Context, subscribe.Event
 
 // hangs handles some events, and hangs on the others until its instance dies.
 func (w *share) hangs(_ context.Context, e subscribe.Event[event.Edge]) error {
-	if e.Data.To%4 != 0 {
+	if testkit.Number(e.Data.To)%4 != 0 {
 		w.d.note(e)
 		return nil
 	}
@@ -480,7 +481,7 @@ func (w *share) hangs(_ context.Context, e subscribe.Event[event.Edge]) error {
 func (w *share) lives(i int) func(context.Context, subscribe.Event[event.Edge]) error {
 	return func(_ context.Context, e subscribe.Event[event.Edge]) error {
 		// followee 1's version 4 takes long, so that the instances find the new streams meanwhile
-		if e.Data.To == 1 && e.Data.Version == 4 {
+		if e.Data.To == "1" && e.Data.Version == 4 {
 			<-time.After(1600 * time.Millisecond)
 		}
 		w.d.note(e)
@@ -493,7 +494,7 @@ func (w *share) lives(i int) func(context.Context, subscribe.Event[event.Edge]) 
 
 func (w *share) publishAll(version int64) {
 	for to := int64(1); to <= followees; to++ {
-		w.publish(follow(9, event.IDOf(to), version))
+		w.publish(follow("9", event.IDOf(to), version))
 	}
 }
 
@@ -531,7 +532,7 @@ func TestTheTurnToReadInOrderMovesAtAnyMoment(t *testing.T) {
 	}
 	for v := int64(1); v <= last; v++ {
 		for to := int64(1); to <= followees; to++ {
-			r.publish(follow(9, event.IDOf(to), v))
+			r.publish(follow("9", event.IDOf(to), v))
 		}
 		if err := stream.UnpinConsumer(t.Context(), "mailer-follow", "order"); err != nil {
 			t.Fatal(err)
@@ -578,7 +579,7 @@ func TestAnEndedTurnGivesItsEventsBackWhileNATSHasNoneToDeliver(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r.publish(follow(9, 1, 1))
+	r.publish(follow("9", "1", 1))
 	batch, err := consumer.Fetch(1, jetstream.FetchPriorityGroup(broker.OrderGroup))
 	if err != nil {
 		t.Fatal(err)
@@ -592,7 +593,7 @@ func TestAnEndedTurnGivesItsEventsBackWhileNATSHasNoneToDeliver(t *testing.T) {
 	})
 	endTurn()
 	instance()
-	r.publish(follow(9, 1, 2)) // the instance holds it, because the event before is not finished
+	r.publish(follow("9", "1", 2)) // the instance holds it, because the event before is not finished
 	r.await("the instance to hold an event", func() (bool, error) { return state().NumAckPending == 2, nil })
 	endTurn()
 	r.await("the event to be delivered in a new turn", func() (bool, error) { return state().NumRedelivered == 1, nil })
@@ -601,7 +602,7 @@ func TestAnEndedTurnGivesItsEventsBackWhileNATSHasNoneToDeliver(t *testing.T) {
 func TestASubscriberReadsWhatAServiceAppendsFromATimeOn(t *testing.T) {
 	r := newRig(t, 1)
 	bookmark := func() event.Event {
-		e := follow(1, 2, 1)
+		e := follow("1", "2", 1)
 		e.AggregateType = "bookmark"
 		return e
 	}

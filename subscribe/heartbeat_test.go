@@ -16,7 +16,7 @@ import (
 )
 
 func heartbeat() event.Event {
-	return event.Event{ID: uuid.NewString(), TenantID: event.SystemTenant, AggregateType: event.AggregateHeartbeat, AggregateID: 3,
+	return event.Event{ID: uuid.NewString(), TenantID: event.SystemTenant, AggregateType: event.AggregateHeartbeat, AggregateID: "3",
 		Type: event.Sent, Version: 1, OccurredAt: time.Now(), Payload: json.RawMessage(`{"partition": 5, "interval_seconds": 60}`)}
 }
 
@@ -51,7 +51,8 @@ func TestHeartbeatsAreForThoseWhoAskForThem(t *testing.T) {
 				others.Load(), wantFollows, wantBeats)
 		}
 	}
-	r.publish(heartbeat(), follow(1, 2, 1), heartbeat(), follow(1, 2, 2)) // a subscriber of heartbeats gets them before the last follow
+	// a subscriber of heartbeats gets them before the last follow
+	r.publish(heartbeat(), follow("1", "2", 1), heartbeat(), follow("1", "2", 2))
 	handle := func(name, eventType string) func(ctx context.Context) error {
 		return func(ctx context.Context) error {
 			return subscribe.Handle(ctx, r.nc, name, eventType, func(_ context.Context, e subscribe.Event[json.RawMessage]) error {

@@ -29,10 +29,10 @@ func logbook(ctx context.Context, tx pgx.Tx, batch []event.Event) error {
 		if err != nil {
 			return err
 		}
-		if f.From == 666 {
+		if f.From == "666" {
 			panic("the number of the beast")
 		}
-		if _, err := tx.Exec(ctx, `INSERT INTO log (tenant_id, aggregate_id, version) VALUES ($1, $2, $3)`, batch[i].TenantID, int64(f.To),
+		if _, err := tx.Exec(ctx, `INSERT INTO log (tenant_id, aggregate_id, version) VALUES ($1, $2, $3)`, batch[i].TenantID, f.To,
 			f.Version); err != nil {
 			return err
 		}
@@ -102,7 +102,7 @@ func TestAProjectionInASchemaOfItsOwnIsExact(t *testing.T) {
 			subscribe.Metrics(reg), subscribe.Report(health))
 	}
 	r.refusals(pool, run)
-	r.publish(follow(1, 2, 1), follow(666, 3, 1), follow(4, 3, 1), damaged(5), follow(1, 2, 2))
+	r.publish(follow("1", "2", 1), follow("666", "3", 1), follow("4", "3", 1), damaged("5"), follow("1", "2", 2))
 	p := r.start(run)
 	settled := func() {
 		t.Helper()
@@ -140,7 +140,7 @@ func TestAProjectionInASchemaOfItsOwnIsExact(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.resize(2)
-	r.publish(follow(1, 2, 3), follow(1, 20, 1))
+	r.publish(follow("1", "2", 3), follow("1", "20", 1))
 	r.await("the replay to reach the new streams", func() (bool, error) { return rows() == 4, nil })
 	settled()
 	if err := p.stop(); err != nil {
@@ -155,7 +155,7 @@ func TestAProjectionStopsBeforeAStreamThatWasMadeAnewAndReportsAFunctionThatNeve
 	if err := subscribe.Migrate(ctx, pool); err != nil {
 		t.Fatal(err)
 	}
-	r.publish(follow(1, 2, 1))
+	r.publish(follow("1", "2", 1))
 	health := &subscribe.Health{}
 	p := r.start(func(ctx context.Context) error {
 		return subscribe.Project(ctx, r.nc, pool, "search", logbook, subscribe.Report(health), subscribe.Log(testkit.Logger(t)))
@@ -172,7 +172,7 @@ func TestAProjectionStopsBeforeAStreamThatWasMadeAnewAndReportsAFunctionThatNeve
 	}
 	never := make(chan struct{})
 	released := make(chan struct{})
-	r.publish(follow(1, 2, 2))
+	r.publish(follow("1", "2", 2))
 	err := subscribe.Project(ctx, r.nc, pool, "search", func(context.Context, pgx.Tx, []event.Event) error {
 		defer close(released)
 		<-never
@@ -193,7 +193,7 @@ func TestAProjectionStopsBeforeAStreamThatWasMadeAnewAndReportsAFunctionThatNeve
 	old := r.open[0].Partition
 	r.open = nil
 	r.declare(old)
-	r.publish(follow(1, 9, 1))
+	r.publish(follow("1", "9", 1))
 	p = r.start(func(ctx context.Context) error {
 		return subscribe.Project(ctx, r.nc, pool, "search", logbook, subscribe.Report(health), subscribe.Log(testkit.Logger(t)))
 	})
@@ -232,15 +232,15 @@ func TestAProjectionBeginsBehindExports(t *testing.T) {
 	if err := subscribe.Migrate(ctx, pool); err != nil {
 		t.Fatal(err)
 	}
-	r.publish(follow(1, 20, 1), follow(1, 2, 1)) // partitions 1 and 0
+	r.publish(follow("1", "20", 1), follow("1", "2", 1)) // partitions 1 and 0
 	r.resize(2)
-	r.publish(follow(1, 20, 2), follow(1, 2, 2)) // 3 and 2
+	r.publish(follow("1", "20", 2), follow("1", "2", 2)) // 3 and 2
 	first := r.positions()
-	r.publish(follow(1, 2, 3)) // after the first export
+	r.publish(follow("1", "2", 3)) // after the first export
 	r.resize(1)
-	r.publish(follow(1, 2, 4))
+	r.publish(follow("1", "2", 4))
 	second := append(r.positions(), subscribe.Position{Partition: 5})
-	r.publish(follow(1, 2, 5))
+	r.publish(follow("1", "2", 5))
 	for n := range 2 {
 		if err := r.js.DeleteStream(ctx, r.cfg.StreamName(n)); err != nil {
 			t.Fatal(err)

@@ -85,7 +85,7 @@ func (r *rig) send(m *nats.Msg) {
 func (r *rig) message(e event.Event) *nats.Msg {
 	r.n++
 	e.OutboxID = r.n
-	slot := int(e.AggregateID % event.Slots)
+	slot := testkit.Number(e.AggregateID) % event.Slots
 	i := slices.IndexFunc(r.open, func(s broker.Stream) bool { return s.FirstSlot <= slot && slot <= s.LastSlot })
 	return &nats.Msg{Subject: e.Subject(r.cfg.Prefix, r.open[i].Number), Header: e.Headers(), Data: e.Payload}
 }
@@ -111,7 +111,7 @@ func follow(follower, followee event.ID, version int64) event.Event {
 
 // damaged returns an event whose payload does not match its type.
 func damaged(followee event.ID) event.Event {
-	e := follow(1, followee, 1)
+	e := follow("1", followee, 1)
 	e.Payload = []byte(`{"follower_id": 7}`)
 	return e
 }

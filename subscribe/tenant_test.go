@@ -126,7 +126,7 @@ func (w *tenants) write(version int64) {
 	w.t.Helper()
 	for tenant := int64(7); tenant <= 9; tenant++ {
 		for followee := range int64(8) {
-			e := follow(1, event.IDOf(followee+1), version)
+			e := follow("1", event.IDOf(followee+1), version)
 			e.TenantID = tenant
 			w.publish(e)
 		}
@@ -142,7 +142,7 @@ type log struct {
 func (l *log) add(tenant int64, aggregate event.ID, version int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.got = append(l.got, fmt.Sprintf("%d %d %d", tenant, aggregate, version))
+	l.got = append(l.got, fmt.Sprintf("%d %s %d", tenant, aggregate, version))
 }
 
 func (l *log) has(n int) (bool, error) {
@@ -198,7 +198,7 @@ func TestEachTenantGetsItsEventsOverResizesInItsAccount(t *testing.T) {
 				nc := w.connect(login)
 				return w.start(func(ctx context.Context) error {
 					return subscribe.Handle(ctx, nc, name, of, func(_ context.Context, e subscribe.Event[event.Edge]) error {
-						if login == "t8_mailer" && e.AggregateID == 3 && e.Data.Version == 4 && refused.CompareAndSwap(false, true) {
+						if login == "t8_mailer" && e.AggregateID == "3" && e.Data.Version == 4 && refused.CompareAndSwap(false, true) {
 							return subscribe.Permanent(errors.New("not now"))
 						}
 						logs[login].add(e.TenantID, e.AggregateID, e.Data.Version)

@@ -53,7 +53,7 @@ func TestTracesGoOnInWhatEventsCause(t *testing.T) {
 	if err := subscribe.Migrate(t.Context(), pool); err != nil {
 		t.Fatal(err)
 	}
-	traced, plain := follow(1, 2, 1), follow(2, 2, 1)
+	traced, plain := follow("1", "2", 1), follow("2", "2", 1)
 	traced.TraceParent = creation
 	r.publish(traced, plain)
 	h := r.start(func(ctx context.Context) error {
@@ -61,7 +61,7 @@ func TestTracesGoOnInWhatEventsCause(t *testing.T) {
 			if sc := trace.SpanContextFromContext(ctx); sc.IsRemote() != (e.TraceParent != "") || sc.IsSampled() != sc.IsRemote() {
 				t.Errorf("the context of %q is %+v", e.TraceParent, sc)
 			}
-			_, _ = c.Likes.Put(ctx, 7, 42) // refused
+			_, _ = c.Likes.Put(ctx, "7", "42") // refused
 			return nil
 		}, subscribe.Log(testkit.Logger(t)))
 	})

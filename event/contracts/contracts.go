@@ -162,7 +162,7 @@ func members[T any](first [2]string, attributes map[string]any) (properties map[
 		}
 		switch f.Type {
 		case reflect.TypeFor[event.ID]():
-			s = text("A 64-bit number, as a string.", "^[1-9][0-9]{0,18}$")
+			s = text("An id that the upstream service chose.", "^[A-Za-z0-9._~:@|+=-]{1,128}$")
 		case reflect.TypeFor[event.Time]():
 			s = map[string]any{"type": "string", "format": "date-time", "pattern": `^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$`,
 				"description": "RFC 3339 in UTC with microseconds."}

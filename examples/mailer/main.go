@@ -44,6 +44,6 @@ const concurrency = 32
 // subscribe.Permanent(err). For a mail service, e.ID is the idempotency key. Version 1 is the first
 // follow of a pair.
 func send(_ context.Context, e subscribe.Event[event.Edge]) error {
-	_, err := fmt.Printf("to user %d: user %d follows you (version %d)\n", e.Data.To, e.Data.From, e.Data.Version)
+	_, err := fmt.Printf("to user %s: user %s follows you (version %d)\n", e.Data.To, e.Data.From, e.Data.Version)
 	return err
 }

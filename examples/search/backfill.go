@@ -19,7 +19,7 @@ import (
 // line is one line of an export's answer: the head, a state, or the end.
 type line struct {
 	Export struct {
-		Tenant  event.ID
+		Tenant  int64 `json:",string"`
 		Cursor  string
 		Streams []subscribe.Position
 	}
@@ -79,7 +79,7 @@ func load(ctx context.Context, tx pgx.Tx, from, token string, at url.Values) (do
 		if err != nil {
 			return false, err
 		}
-		document(&q, int64(head.Export.Tenant), c)
+		document(&q, head.Export.Tenant, c)
 		at.Set("after", l.After)
 	}
 	if l.End == "problem" {

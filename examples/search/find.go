@@ -6,15 +6,17 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/event"
 )
 
 func find(ctx context.Context, pool *pgxpool.Pool, words string) error {
 	rows, _ := pool.Query(ctx, `SELECT post_id, body FROM documents WHERE words @@ plainto_tsquery('simple', $1) ORDER BY comment_id DESC
 		LIMIT 20`, words)
-	var post int64
+	var post event.ID
 	var body string
 	_, err := pgx.ForEachRow(rows, []any{&post, &body}, func() error {
-		_, err := fmt.Printf("post %d: %s\n", post, body)
+		_, err := fmt.Printf("post %s: %s\n", post, body)
 		return err
 	})
 	return err

@@ -23,10 +23,10 @@ const name = "search"
 
 const schema = `
 CREATE TABLE IF NOT EXISTS documents (
-  tenant_id bigint, comment_id uuid, post_id bigint NOT NULL, version bigint NOT NULL, body text NOT NULL,
+  tenant_id bigint, comment_id uuid, post_id text NOT NULL, version bigint NOT NULL, body text NOT NULL,
   words tsvector GENERATED ALWAYS AS (to_tsvector('simple', body)) STORED, PRIMARY KEY (tenant_id, comment_id));
 CREATE INDEX IF NOT EXISTS documents_words_idx ON documents USING gin (words);
-CREATE TABLE IF NOT EXISTS activity (tenant_id bigint, post_id bigint, events bigint NOT NULL, PRIMARY KEY (tenant_id, post_id))`
+CREATE TABLE IF NOT EXISTS activity (tenant_id bigint, post_id text, events bigint NOT NULL, PRIMARY KEY (tenant_id, post_id))`
 
 // documentSQL keeps the newest state of a comment. It ignores an event whose version the table has:
 // the event is older than the backfill, or a repair published it again.

@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strconv"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -19,10 +18,10 @@ import (
 const tenant = 1
 
 // bookmark is a user's note on a post. It is also the payload of the events: the whole state. Ids
-// are strings, because some JSON readers cannot keep 64 bits of a number.
+// are text, as in the events of Tidings.
 type bookmark struct {
-	UserID  int64  `json:"user_id,string"`
-	PostID  int64  `json:"post_id,string"`
+	UserID  string `json:"user_id"`
+	PostID  string `json:"post_id"`
 	Note    string `json:"note"`
 	Version int64  `json:"version"`
 }
@@ -48,18 +47,18 @@ func save(ctx context.Context, tx pgx.Tx, b bookmark) (version int64, err error)
 		return 0, nil // no change, so no event
 	}
 	if err != nil {
-		return 0, fmt.Errorf("save the bookmark of user %d on post %d: %w", b.UserID, b.PostID, err)
+		return 0, fmt.Errorf("save the bookmark of user %s on post %s: %w", b.UserID, b.PostID, err)
 	}
 	payload, err := json.Marshal(b)
 	if err != nil {
-		return 0, fmt.Errorf("encode the bookmark of user %d on post %d: %w", b.UserID, b.PostID, err)
+		return 0, fmt.Errorf("encode the bookmark of user %s on post %s: %w", b.UserID, b.PostID, err)
 	}
 	what := "updated"
 	if b.Version == 1 {
 		what = "created"
 	}
 	if _, err := tx.Exec(ctx, tellSQL, tenant, b.PostID, what, payload); err != nil {
-		return 0, fmt.Errorf("append the event of the bookmark of user %d on post %d: %w", b.UserID, b.PostID, err)
+		return 0, fmt.Errorf("append the event of the bookmark of user %s on post %s: %w", b.UserID, b.PostID, err)
 	}
 	return b.Version, nil
 }
@@ -68,11 +67,6 @@ func run(ctx context.Context, url string, args []string, stdout io.Writer) error
 	if len(args) != 3 {
 		return errors.New("want USER POST NOTE")
 	}
-	user, userErr := strconv.ParseInt(args[0], 10, 64)
-	post, postErr := strconv.ParseInt(args[1], 10, 64)
-	if err := errors.Join(userErr, postErr); err != nil {
-		return err
-	}
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {
 		return err
@@ -80,7 +74,7 @@ func run(ctx context.Context, url string, args []string, stdout io.Writer) error
 	defer conn.Close(ctx)
 	var version int64
 	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) (err error) {
-		version, err = save(ctx, tx, bookmark{UserID: user, PostID: post, Note: args[2]})
+		version, err = save(ctx, tx, bookmark{UserID: args[0], PostID: args[1], Note: args[2]})
 		return err
 	})
 	if err == nil {

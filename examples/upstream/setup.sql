@@ -2,8 +2,8 @@
 CREATE ROLE bookmarks_service LOGIN IN ROLE tidings_writer; -- then set a password: ALTER ROLE bookmarks_service PASSWORD '...'
 CREATE TABLE bookmarks (
     tenant_id bigint NOT NULL,
-    user_id   bigint NOT NULL,
-    post_id   bigint NOT NULL,
+    user_id   text   NOT NULL,
+    post_id   text   NOT NULL,
     note      text   NOT NULL,
     version   bigint NOT NULL DEFAULT 1,
     PRIMARY KEY (tenant_id, user_id, post_id)

@@ -276,6 +276,20 @@ type ErasedPerson struct {
 // personKeys is the prefix of the persons' keys in the record.
 const personKeys = "person."
 
+// personKey is the key of a person. NATS refuses some characters of ids in a key, and a dot
+// separates: any but A-Z a-z 0-9 - _ is an equals sign and two hexadecimal digits.
+func personKey(tenant int64, person event.ID) string {
+	key := fmt.Appendf(nil, "%s%d.", personKeys, tenant)
+	for _, c := range []byte(person) {
+		if c == '.' || c == '=' || c == '~' || c == ':' || c == '@' || c == '|' || c == '+' {
+			key = fmt.Appendf(key, "=%02X", c)
+		} else {
+			key = append(key, c)
+		}
+	}
+	return string(key)
+}
+
 // RecordErasure records that a person's erasure was requested.
 func RecordErasure(ctx context.Context, js jetstream.JetStream, cfg Config, p ErasedPerson) error {
 	kv, err := declareErased(ctx, js, cfg)
@@ -284,10 +298,10 @@ func RecordErasure(ctx context.Context, js jetstream.JetStream, cfg Config, p Er
 		value, err = json.Marshal(p)
 	}
 	if err == nil {
-		_, err = kv.Put(ctx, fmt.Sprintf("%s%d.%d", personKeys, p.TenantID, p.PersonID), value)
+		_, err = kv.Put(ctx, personKey(p.TenantID, p.PersonID), value)
 	}
 	if err != nil {
-		return fmt.Errorf("record the erasure of person %d of tenant %d: %w", p.PersonID, p.TenantID, unanswered(js, err))
+		return fmt.Errorf("record the erasure of person %s of tenant %d: %w", p.PersonID, p.TenantID, unanswered(js, err))
 	}
 	return nil
 }

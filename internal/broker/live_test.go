@@ -29,7 +29,7 @@ func (l *listener) Hear(e *event.Event, err error) {
 		<-l.hold
 		return
 	}
-	l.told <- fmt.Sprintf("%s %d: %d of %d, %t", e.Stream, e.Seq, e.AggregateID, e.TenantID, err == nil)
+	l.told <- fmt.Sprintf("%s %d: %s of %d, %t", e.Stream, e.Seq, e.AggregateID, e.TenantID, err == nil)
 }
 
 func (l *listener) want(t *testing.T, what string) {
@@ -60,7 +60,7 @@ func listen(t *testing.T, nc *nats.Conn, cfg broker.Config, l *listener) (stop f
 
 // heard is an event with this outbox id.
 func heard(id int64) event.Event {
-	return event.Event{OutboxID: id, ID: uuid.NewString(), TenantID: 1, AggregateType: event.AggregateFollow, AggregateID: 1,
+	return event.Event{OutboxID: id, ID: uuid.NewString(), TenantID: 1, AggregateType: event.AggregateFollow, AggregateID: "1",
 		Type: event.Created, Version: 1, OccurredAt: time.Now(), Payload: []byte(`{}`)}
 }
 

@@ -81,7 +81,7 @@ func TestPostgresProcessKeepsCommitsOverKillAndRestart(t *testing.T) {
 	ctx := t.Context()
 	pg := testkit.PostgresProcess(t)
 	pool := pg.DB(t).Pool(t, postgres.RoleSystem)
-	insert := func(follower int) {
+	insert := func(follower string) {
 		t.Helper()
 		if _, err := pool.Exec(ctx, `INSERT INTO follows (tenant_id, follower_id, followee_id) VALUES (1, $1, 1000)`,
 			follower); err != nil {
@@ -93,14 +93,14 @@ func TestPostgresProcessKeepsCommitsOverKillAndRestart(t *testing.T) {
 		err := pool.QueryRow(ctx, `SELECT count(*) FROM follows`).Scan(&n)
 		return err == nil, err
 	}
-	insert(1)
+	insert("1")
 	pg.Kill(t)
 	if err := pool.Ping(ctx); err == nil {
 		t.Fatal("a killed server answers")
 	}
 	pg.Restart(t)
 	testkit.Eventually(t, "the restarted server answers on the same port", answers)
-	insert(2)
+	insert("2")
 	pg.Restart(t) // without a kill: an immediate shutdown
 	testkit.Eventually(t, "the server answers after a second restart", answers)
 	var n int

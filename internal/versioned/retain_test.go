@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	. "github.com/tidings/tidings/internal/versioned"
@@ -39,7 +40,7 @@ func lives(t testing.TB, pool *pgxpool.Pool) (all []string) {
 }
 
 // old makes settings by alice with an old time.
-func old(t testing.TB, pool *pgxpool.Pool, tenant int64, posts ...int64) {
+func old(t testing.TB, pool *pgxpool.Pool, tenant int64, posts ...event.ID) {
 	t.Helper()
 	inTx(t, pool, func(ctx context.Context, tx pgx.Tx) error {
 		var changes []Change[settings]
@@ -61,7 +62,7 @@ func TestNothingGoesAMicrosecondEarly(t *testing.T) {
 	at := time.Date(2026, 2, 3, 4, 5, 6, 789123000, time.UTC)
 	inTx(t, pool, func(ctx context.Context, tx pgx.Tx) error {
 		table := threads()
-		if _, err := table.Upsert(ctx, tx, []Change[settings]{{1, settings{7, "a"}, "alice", at}}); err != nil {
+		if _, err := table.Upsert(ctx, tx, []Change[settings]{{1, settings{"7", "a"}, "alice", at}}); err != nil {
 			return err
 		}
 		heads, err := table.Heads(ctx, tx, Head[settings]{}, 10)
@@ -94,9 +95,9 @@ func TestNothingGoesAMicrosecondEarly(t *testing.T) {
 
 func TestRetentionOfWhatIsNotOldEnoughOrNotInvalidChangesNothing(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	old(t, pool, 1, 1, 2)
+	old(t, pool, 1, "1", "2")
 	inTx(t, pool, func(ctx context.Context, tx pgx.Tx) error {
-		_, err := threads().Delete(ctx, tx, []Change[settings]{{TenantID: 1, Object: settings{PostID: 2}, By: "alice"}})
+		_, err := threads().Delete(ctx, tx, []Change[settings]{{TenantID: 1, Object: settings{PostID: "2"}, By: "alice"}})
 		return err
 	})
 	want := []string{"1/1 LATEST alice", "1/2 DELETED alice"}
@@ -123,7 +124,7 @@ func TestRetentionOfWhatIsNotOldEnoughOrNotInvalidChangesNothing(t *testing.T) {
 func TestAWriterThatCameFirstWinsOverRetention(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	table := threads()
-	for post, was := range map[int64]State{1: Latest, 2: Deleted} {
+	for post, was := range map[event.ID]State{"1": Latest, "2": Deleted} {
 		old(t, pool, 1, post)
 		if was == Deleted {
 			inTx(t, pool, func(ctx context.Context, tx pgx.Tx) error {
@@ -161,8 +162,8 @@ func TestAWriterThatCameFirstWinsOverRetention(t *testing.T) {
 
 func TestRetentionGoesOnWhereItBrokeOff(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	old(t, pool, 1, 1, 2, 3, 4, 5)
-	old(t, pool, 2, 1, 2)
+	old(t, pool, 1, "1", "2", "3", "4", "5")
+	old(t, pool, 2, "1", "2")
 	chosen := map[string]int{}
 	var expired, purged, versions int64
 	r := Retention[settings]{Slice: 2,
@@ -171,7 +172,7 @@ func TestRetentionGoesOnWhereItBrokeOff(t *testing.T) {
 			for _, h := range heads {
 				chosen[fmt.Sprint(h.TenantID, "/", h.Object.PostID)]++
 			}
-			return slices.DeleteFunc(heads, func(h Head[settings]) bool { return h.Object.PostID%2 == 1 }), nil
+			return slices.DeleteFunc(heads, func(h Head[settings]) bool { return testkit.Number(h.Object.PostID)%2 == 1 }), nil
 		},
 	}
 	// Canceled at each step of each slice. Committed slices are not read again.
@@ -231,9 +232,9 @@ func TestRetentionGoesOnWhereItBrokeOff(t *testing.T) {
 func TestSeveralRetentionsAtOnceBesideWritersKeepTheInvariants(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	table := threads()
-	posts := make([]int64, 40)
+	posts := make([]event.ID, 40)
 	for i := range posts {
-		posts[i] = int64(i + 1)
+		posts[i] = event.IDOf(i + 1)
 	}
 	old(t, pool, 1, posts...)
 	g, ctx := errgroup.WithContext(t.Context())
@@ -253,7 +254,7 @@ func TestSeveralRetentionsAtOnceBesideWritersKeepTheInvariants(t *testing.T) {
 			for i := range 30 {
 				err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 					_, err := table.Upsert(ctx, tx, []Change[settings]{{TenantID: 1,
-						Object: settings{int64(i + 1), fmt.Sprint("by ", w)}, By: "w"}})
+						Object: settings{event.IDOf(i + 1), fmt.Sprint("by ", w)}, By: "w"}})
 					return err
 				})
 				if err != nil {
@@ -280,7 +281,7 @@ func TestWhatWasPurgedDoesNotComeBackAndTheNextVersionGoesOn(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	table := bonds()
 	entry := func(version int64) Entry[bond] {
-		return Entry[bond]{Change[bond]{1, bond{7, 42, version, "x"}, "alice", time.Unix(1000+version, 0)}, version%2 == 0}
+		return Entry[bond]{Change[bond]{1, bond{"7", "42", version, "x"}, "alice", time.Unix(1000+version, 0)}, version%2 == 0}
 	}
 	record := func(want int64, versions ...int64) {
 		t.Helper()
@@ -304,7 +305,7 @@ func TestWhatWasPurgedDoesNotComeBackAndTheNextVersionGoesOn(t *testing.T) {
 	}
 	have := func() (got []string) {
 		inTx(t, pool, func(ctx context.Context, tx pgx.Tx) error {
-			all, err := table.History(ctx, tx, 1, Key{7, 42}, 0, 10)
+			all, err := table.History(ctx, tx, 1, Key{"7", "42"}, 0, 10)
 			for _, v := range all {
 				got = append(got, fmt.Sprint(v.Object.Version, " ", v.Metadata.VersionState, " ", v.Metadata.CreatedBy))
 			}
@@ -340,19 +341,19 @@ func TestWhatWasPurgedDoesNotComeBackAndTheNextVersionGoesOn(t *testing.T) {
 func TestThoseWhoRecordWaitForRetentionAlone(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	table := bonds()
-	entry := func(follower, version int64) []Entry[bond] {
-		return []Entry[bond]{{Change[bond]{1, bond{follower, 42, version, "x"}, "alice", time.Unix(1000+version, 0)}, version%2 == 0}}
+	entry := func(follower event.ID, version int64) []Entry[bond] {
+		return []Entry[bond]{{Change[bond]{1, bond{follower, "42", version, "x"}, "alice", time.Unix(1000+version, 0)}, version%2 == 0}}
 	}
 	var heads []Head[bond]
 	inTx(t, pool, func(ctx context.Context, tx pgx.Tx) error {
-		if _, err := table.Record(ctx, tx, entry(7, 2)); err != nil {
+		if _, err := table.Record(ctx, tx, entry("7", 2)); err != nil {
 			return err
 		}
 		var err error
 		heads, err = table.Heads(ctx, tx, Head[bond]{}, 10)
 		return err
 	})
-	record := func(follower, version int64) func(context.Context, pgx.Tx) error {
+	record := func(follower event.ID, version int64) func(context.Context, pgx.Tx) error {
 		return func(ctx context.Context, tx pgx.Tx) error {
 			_, err := table.Record(ctx, tx, entry(follower, version))
 			return err
@@ -367,9 +368,9 @@ func TestThoseWhoRecordWaitForRetentionAlone(t *testing.T) {
 		open, next func(context.Context, pgx.Tx) error
 		waits      bool
 	}{
-		{"a record beside a record", record(8, 1), record(9, 1), false},
-		{"retention beside a record of an earlier version", record(7, 1), purge, true},
-		{"a record of an earlier version beside retention", purge, record(7, 1), true},
+		{"a record beside a record", record("8", 1), record("9", 1), false},
+		{"retention beside a record of an earlier version", record("7", 1), purge, true},
+		{"a record of an earlier version beside retention", purge, record("7", 1), true},
 	} {
 		open, err := pool.Begin(t.Context())
 		if err != nil {
@@ -400,7 +401,7 @@ func TestAWalkReadsARangeOfTheHeadIndex(t *testing.T) {
 	inTx(t, pool, func(ctx context.Context, tx pgx.Tx) error {
 		var changes []Change[settings]
 		for i := range int64(3000) {
-			changes = append(changes, Change[settings]{TenantID: 1 + i%3, Object: settings{i + 1, "x"}, By: "x"})
+			changes = append(changes, Change[settings]{TenantID: 1 + i%3, Object: settings{event.IDOf(i + 1), "x"}, By: "x"})
 		}
 		if _, err := threads().Upsert(ctx, tx, changes); err != nil {
 			return err

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"pgregory.net/rapid"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	. "github.com/tidings/tidings/internal/versioned"
@@ -25,24 +26,24 @@ import (
 func TestMain(m *testing.M) { testkit.Main(m) }
 
 type settings struct {
-	PostID int64  `json:"post_id,string"`
-	Title  string `json:"title"`
+	PostID event.ID `json:"post_id"`
+	Title  string   `json:"title"`
 }
 
 type bond struct {
-	FollowerID int64  `json:"follower_id,string"`
-	FolloweeID int64  `json:"followee_id,string"`
-	Version    int64  `json:"version"`
-	Note       string `json:"note"`
+	FollowerID event.ID `json:"follower_id"`
+	FolloweeID event.ID `json:"followee_id"`
+	Version    int64    `json:"version"`
+	Note       string   `json:"note"`
 }
 
 func threads() *Table[settings] {
-	return New[settings](Definition{Table: "threads", Sequence: "object_version_id", Key: []Column{{"post_id", "bigint"}}})
+	return New[settings](Definition{Table: "threads", Sequence: "object_version_id", Key: []Column{{"post_id", "text"}}})
 }
 
 func bonds() *Table[bond] {
 	return New[bond](Definition{Table: "follow_history", Sequence: "history_version_id", Version: "version",
-		Key: []Column{{"follower_id", "bigint"}, {"followee_id", "bigint"}}, Purged: "follow_history_purged"})
+		Key: []Column{{"follower_id", "text"}, {"followee_id", "text"}}, Purged: "follow_history_purged"})
 }
 
 func inTx(t testing.TB, pool *pgxpool.Pool, fn func(ctx context.Context, tx pgx.Tx) error) {
@@ -76,7 +77,7 @@ type state struct {
 	State     State
 }
 
-func history(t testing.TB, pool *pgxpool.Pool, post int64) (all []state) {
+func history(t testing.TB, pool *pgxpool.Pool, post event.ID) (all []state) {
 	inTx(t, pool, func(ctx context.Context, tx pgx.Tx) error {
 		versions, err := threads().History(ctx, tx, 1, Key{post}, 0, 1000)
 		for _, v := range versions {
@@ -93,45 +94,45 @@ func TestAnObjectsLifeIsKept(t *testing.T) {
 	at := time.Date(2026, 2, 3, 4, 5, 6, 789000, time.UTC)
 	inTx(t, pool, func(ctx context.Context, tx pgx.Tx) error {
 		_, err := table.Upsert(ctx, tx, []Change[settings]{
-			{1, settings{7, "a"}, "alice", at}, {1, settings{8, "other"}, "alice", at}, {1, settings{7, "b"}, "leo", at},
-			{2, settings{7, "another tenant's"}, "eve", at}})
+			{1, settings{"7", "a"}, "alice", at}, {1, settings{"8", "other"}, "alice", at}, {1, settings{"7", "b"}, "leo", at},
+			{2, settings{"7", "another tenant's"}, "eve", at}})
 		return err
 	})
 	inTx(t, pool, func(ctx context.Context, tx pgx.Tx) error {
-		got, err := table.Get(ctx, tx, 1, Key{7})
+		got, err := table.Get(ctx, tx, 1, Key{"7"})
 		if err != nil {
 			return err
 		}
 		if got.Object.Title != "b" || got.Metadata.CreatedBy != "leo" || !got.Metadata.LastUpdateTime.Equal(at) {
 			t.Errorf("got %+v", got)
 		}
-		ids, err := table.Delete(ctx, tx, []Change[settings]{{TenantID: 1, Object: settings{PostID: 7}, By: "john"},
-			{TenantID: 1, Object: settings{PostID: 99}, By: "john"}})
+		ids, err := table.Delete(ctx, tx, []Change[settings]{{TenantID: 1, Object: settings{PostID: "7"}, By: "john"},
+			{TenantID: 1, Object: settings{PostID: "99"}, By: "john"}})
 		if len(ids) != 1 {
 			t.Errorf("deleted %v, want one version", ids)
 		}
 		return err
 	})
 	inTx(t, pool, func(ctx context.Context, tx pgx.Tx) error {
-		if _, err := table.Get(ctx, tx, 1, Key{7}); !errors.Is(err, ErrNotFound) {
+		if _, err := table.Get(ctx, tx, 1, Key{"7"}); !errors.Is(err, ErrNotFound) {
 			t.Errorf("get a deleted object: %v", err)
 		}
-		if ids, err := table.Delete(ctx, tx, []Change[settings]{{TenantID: 1, Object: settings{PostID: 7}, By: "john"}}); err != nil ||
+		if ids, err := table.Delete(ctx, tx, []Change[settings]{{TenantID: 1, Object: settings{PostID: "7"}, By: "john"}}); err != nil ||
 			len(ids) != 0 {
 			t.Errorf("delete it again: %v, %v", ids, err)
 		}
 		list, err := table.List(ctx, tx, 1, nil, 10)
-		if len(list) != 1 || list[0].Object.PostID != 8 {
+		if len(list) != 1 || list[0].Object.PostID != "8" {
 			t.Errorf("list: %+v", list)
 		}
 		return err
 	})
 	inTx(t, pool, func(ctx context.Context, tx pgx.Tx) error {
-		_, err := table.Upsert(ctx, tx, []Change[settings]{{1, settings{7, "c"}, "alice", at}})
+		_, err := table.Upsert(ctx, tx, []Change[settings]{{1, settings{"7", "c"}, "alice", at}})
 		return err
 	})
 	want := []state{{"a", "alice", Archived}, {"b", "leo", Archived}, {"b", "john", Archived}, {"c", "alice", Latest}}
-	if diff := cmp.Diff(want, history(t, pool, 7)); diff != "" {
+	if diff := cmp.Diff(want, history(t, pool, "7")); diff != "" {
 		t.Errorf("history (-want +got):\n%s", diff)
 	}
 }
@@ -139,7 +140,8 @@ func TestAnObjectsLifeIsKept(t *testing.T) {
 func TestAWriteWithoutACreatorIsRefused(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	inTx(t, pool, func(ctx context.Context, tx pgx.Tx) error {
-		if _, err := threads().Upsert(ctx, tx, []Change[settings]{{TenantID: 1, Object: settings{7, "a"}}}); !errors.Is(err, ErrNoCreator) {
+		if _, err := threads().Upsert(ctx, tx, []Change[settings]{{TenantID: 1, Object: settings{"7", "a"}}}); !errors.Is(err,
+			ErrNoCreator) {
 			t.Errorf("upsert: %v", err)
 		}
 		return nil
@@ -199,8 +201,8 @@ func TestAnySeriesOfWritesKeepsTheInvariants(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		ctx := context.Background()
 		tenant++
-		alive := map[int64]bool{}
-		want := map[int64][]string{}
+		alive := map[event.ID]bool{}
+		want := map[event.ID][]string{}
 		err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 			if _, err := tx.Exec(ctx, `DELETE FROM threads`); err != nil {
 				return err
@@ -209,7 +211,7 @@ func TestAnySeriesOfWritesKeepsTheInvariants(t *testing.T) {
 			for range rapid.IntRange(1, 6).Draw(rt, "statements") {
 				var changes []Change[settings]
 				for range rapid.IntRange(0, 5).Draw(rt, "changes") {
-					post := rapid.Int64Range(1, 4).Draw(rt, "post")
+					post := rapid.SampledFrom([]event.ID{"1", "10", "2", "a.b@example.com", "B|b"}).Draw(rt, "post")
 					changes = append(changes, Change[settings]{TenantID: tenant,
 						Object: settings{post, fmt.Sprint(len(changes), rapid.Int().Draw(rt, "title"))}, By: "x",
 						At: time.Unix(int64(rapid.IntRange(1, 1000).Draw(rt, "at")), 0)})
@@ -277,7 +279,7 @@ func TestAnySeriesOfWritesKeepsTheInvariants(t *testing.T) {
 			}
 			for deleted, list := range map[bool]func(context.Context, pgx.Tx, int64, Key, int) ([]Version[settings],
 				error){false: table.List, true: table.ListDeleted} {
-				wanted, got, after := []int64{}, []int64{}, Key(nil)
+				wanted, got, after := []event.ID{}, []event.ID{}, Key(nil)
 				for post := range want {
 					if alive[post] != deleted {
 						wanted = append(wanted, post)
@@ -310,7 +312,7 @@ func TestAnySeriesOfWritesKeepsTheInvariants(t *testing.T) {
 					got = append(got, v.Object.Title)
 				}
 				if diff := cmp.Diff(titles, got); diff != "" {
-					return fmt.Errorf("history of %d: %s", post, diff)
+					return fmt.Errorf("history of %s: %s", post, diff)
 				}
 				var recent []Version[settings]
 				for before := int64(math.MaxInt64); ; {
@@ -325,10 +327,10 @@ func TestAnySeriesOfWritesKeepsTheInvariants(t *testing.T) {
 				}
 				slices.Reverse(recent)
 				if diff := cmp.Diff(all, recent); diff != "" {
-					return fmt.Errorf("history of %d, backwards: %s", post, diff)
+					return fmt.Errorf("history of %s, backwards: %s", post, diff)
 				}
 				if head := all[len(all)-1].Metadata.VersionState; (head == Latest) != alive[post] {
-					return fmt.Errorf("head of %d is %s", post, head)
+					return fmt.Errorf("head of %s is %s", post, head)
 				}
 			}
 			return nil
@@ -345,10 +347,10 @@ func TestRecordPutsEveryVersionInItsPlaceWhateverTheOrder(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		ctx := context.Background()
 		var all, unrecorded []Entry[bond]
-		objects := rapid.Int64Range(1, 3).Draw(rt, "objects")
-		for o := int64(1); o <= objects; o++ {
+		objects := []event.ID{"1", "b", "B"}[:rapid.IntRange(1, 3).Draw(rt, "objects")]
+		for _, o := range objects {
 			for v := int64(1); v <= 5; v++ {
-				all = append(all, Entry[bond]{Change[bond]{1, bond{o, 99, v, fmt.Sprint("v", v)}, "x", time.Time{}}, v%2 == 0})
+				all = append(all, Entry[bond]{Change[bond]{1, bond{o, "99", v, fmt.Sprint("v", v)}, "x", time.Time{}}, v%2 == 0})
 			}
 		}
 		for _, e := range all {
@@ -377,8 +379,8 @@ func TestRecordPutsEveryVersionInItsPlaceWhateverTheOrder(t *testing.T) {
 			if added != int64(len(all)) {
 				return fmt.Errorf("added %d, want %d", added, len(all))
 			}
-			for o := int64(1); o <= objects; o++ {
-				got, err := table.History(ctx, tx, 1, Key{o, 99}, 0, 1000)
+			for _, o := range objects {
+				got, err := table.History(ctx, tx, 1, Key{o, "99"}, 0, 1000)
 				if err != nil {
 					return err
 				}
@@ -389,7 +391,7 @@ func TestRecordPutsEveryVersionInItsPlaceWhateverTheOrder(t *testing.T) {
 					}
 					if v.Object.Version != int64(i+1) || v.Metadata.VersionState != want || v.Metadata.CreatedBy != "x" ||
 						v.Object.Note == "by nobody" {
-						return fmt.Errorf("object %d, place %d: %+v", o, i, v)
+						return fmt.Errorf("object %s, place %d: %+v", o, i, v)
 					}
 				}
 			}
@@ -409,8 +411,8 @@ func TestConcurrentWritersOfTheSameObjectsAllSucceed(t *testing.T) {
 	for w := range writers {
 		g.Go(func() error {
 			for i := range rounds {
-				changes := []Change[settings]{{1, settings{1, "x"}, "w", time.Time{}}, {1, settings{2, "x"}, "w", time.Time{}},
-					{1, settings{3, "x"}, "w", time.Time{}}}
+				changes := []Change[settings]{{1, settings{"1", "x"}, "w", time.Time{}}, {1, settings{"2", "x"}, "w", time.Time{}},
+					{1, settings{"3", "x"}, "w", time.Time{}}}
 				if w%2 == 0 {
 					slices.Reverse(changes)
 				}
@@ -444,7 +446,8 @@ func TestATenantSeesItsOwnObjectsOnly(t *testing.T) {
 	ctx, api := context.Background(), db.Pool(t, postgres.RoleAPI)
 	for _, tenant := range []int64{1, 2} {
 		err := postgres.InTenant(ctx, api, tenant, pgx.TxOptions{}, func(tx pgx.Tx) error {
-			_, err := threads().Upsert(ctx, tx, []Change[settings]{{tenant, settings{7, fmt.Sprint("tenant ", tenant)}, "x", time.Time{}}})
+			_, err := threads().Upsert(ctx, tx, []Change[settings]{{tenant, settings{"7", fmt.Sprint("tenant ", tenant)}, "x",
+				time.Time{}}})
 			return err
 		})
 		if err != nil {
@@ -452,7 +455,7 @@ func TestATenantSeesItsOwnObjectsOnly(t *testing.T) {
 		}
 	}
 	err := postgres.InTenant(ctx, api, 2, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		_, err := threads().Get(ctx, tx, 1, Key{7})
+		_, err := threads().Get(ctx, tx, 1, Key{"7"})
 		return err
 	})
 	if !errors.Is(err, ErrNotFound) {
@@ -485,17 +488,17 @@ func TestCheckNamesWhatHandsHaveBroken(t *testing.T) {
 	inTx(t, pool, func(ctx context.Context, tx pgx.Tx) error {
 		var changes []Change[settings]
 		for post := range int64(4) {
-			changes = append(changes, Change[settings]{1, settings{post + 1, "a"}, "x", at},
-				Change[settings]{1, settings{post + 1, "b"}, "x", at.Add(time.Minute)})
+			changes = append(changes, Change[settings]{1, settings{event.IDOf(post + 1), "a"}, "x", at},
+				Change[settings]{1, settings{event.IDOf(post + 1), "b"}, "x", at.Add(time.Minute)})
 		}
 		_, err := table.Upsert(ctx, tx, changes)
 		return err
 	})
 	for _, sql := range []string{
-		`UPDATE threads SET metadata = jsonb_set(metadata, '{version_state}', '"ARCHIVED"') WHERE post_id = 1`,
-		`UPDATE threads SET metadata = metadata || jsonb_build_object('version_id', version_id - 1000) WHERE post_id = 2
+		`UPDATE threads SET metadata = jsonb_set(metadata, '{version_state}', '"ARCHIVED"') WHERE post_id = '1'`,
+		`UPDATE threads SET metadata = metadata || jsonb_build_object('version_id', version_id - 1000) WHERE post_id = '2'
 			AND version_state = 'LATEST'`,
-		`UPDATE threads SET metadata = jsonb_set(metadata, '{last_update_time}', '"2026-01-01T00:00:00Z"') WHERE post_id = 3
+		`UPDATE threads SET metadata = jsonb_set(metadata, '{last_update_time}', '"2026-01-01T00:00:00Z"') WHERE post_id = '3'
 			AND version_state = 'LATEST'`,
 	} {
 		if _, err := pool.Exec(context.Background(), sql); err != nil {
@@ -508,7 +511,7 @@ func TestCheckNamesWhatHandsHaveBroken(t *testing.T) {
 			return err
 		}
 		_, err := table.Check(ctx, tx, func(f Flaw[settings]) {
-			got = append(got, fmt.Sprintf("%d/%d %s: %s is %s, want %s", f.TenantID, f.Object.PostID,
+			got = append(got, fmt.Sprintf("%d/%s %s: %s is %s, want %s", f.TenantID, f.Object.PostID,
 				f.Object.Title, f.Rule, f.Got, f.Want))
 		})
 		return err

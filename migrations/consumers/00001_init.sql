@@ -14,6 +14,8 @@ CREATE TABLE consumer_offsets (
   as_of             timestamptz NOT NULL DEFAULT 'epoch',
   stream_created    timestamptz,
   closed            boolean     NOT NULL DEFAULT false,
+  stored_id         bigint,
+  stored_at         timestamptz,
   PRIMARY KEY (consumer_name, partition_key)
 ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_cost_delay = 0);
 
@@ -36,7 +38,7 @@ CREATE TABLE consumer_dead_letters (
   partition_key  text        NOT NULL,
   tenant_id      bigint      NOT NULL,
   aggregate_type text        NOT NULL,
-  aggregate_id   bigint      NOT NULL,
+  aggregate_id   text        COLLATE "C" NOT NULL,
   event_id       uuid        NOT NULL,
   event_type     text        NOT NULL,
   event_version  smallint    NOT NULL,
@@ -61,7 +63,7 @@ CREATE TABLE consumer_dead_letter_actions (
   stream_seq     bigint      NOT NULL,
   tenant_id      bigint      NOT NULL,
   aggregate_type text        NOT NULL,
-  aggregate_id   bigint      NOT NULL,
+  aggregate_id   text        COLLATE "C" NOT NULL,
   event_id       uuid        NOT NULL,
   event_type     text        NOT NULL,
   error          text        NOT NULL DEFAULT '',
@@ -90,3 +92,6 @@ CREATE INDEX consumer_dead_letters_aggregate_idx ON consumer_dead_letters (consu
 CREATE INDEX consumer_dead_letters_group_idx ON consumer_dead_letters (group_id, dead_at, id) INCLUDE (retries);
 CREATE INDEX consumer_dead_letters_tenant_group_idx ON consumer_dead_letters (tenant_id, group_id, dead_at, id) INCLUDE (retries);
 CREATE INDEX consumer_dead_letter_actions_tenant_event_idx ON consumer_dead_letter_actions (tenant_id, event_id);
+
+-- stored_at: when the stream stored the message stored_id, to the microsecond. Beside an offset (last_processed_id) of the same number it tells whether the
+-- message at the offset is still the one that the consumer applied; beside any other it means nothing, for an older release moves the offset alone.

@@ -8,8 +8,8 @@
 CREATE TABLE edge_lists (
   tenant_id     bigint      NOT NULL,
   kind          text        COLLATE "C" NOT NULL,
-  from_id       bigint      NOT NULL,
-  to_id         bigint      NOT NULL,
+  from_id       text        COLLATE "C" NOT NULL,
+  to_id         text        COLLATE "C" NOT NULL,
   active        boolean     NOT NULL,
   version       bigint      NOT NULL,
   positioned_at timestamptz NOT NULL,
@@ -24,7 +24,7 @@ CREATE TABLE edge_lists (
 CREATE TABLE edge_shards (
   tenant_id bigint   NOT NULL,
   kind      text     COLLATE "C" NOT NULL,
-  object_id bigint   NOT NULL,
+  object_id text     COLLATE "C" NOT NULL,
   shards    smallint NOT NULL CHECK (shards IN (2, 4, 8, 16, 32, 64)),
   PRIMARY KEY (tenant_id, object_id, kind)
 );
@@ -34,7 +34,7 @@ CREATE TABLE edge_shards (
 CREATE TABLE edge_counts (
   tenant_id  bigint      NOT NULL,
   kind       text        COLLATE "C" NOT NULL,
-  object_id  bigint      NOT NULL,
+  object_id  text        COLLATE "C" NOT NULL,
   incoming   bigint      NOT NULL DEFAULT 0 CHECK (incoming >= 0),
   outgoing   bigint      NOT NULL DEFAULT 0 CHECK (outgoing >= 0),
   updated_at timestamptz NOT NULL DEFAULT now(),
@@ -49,11 +49,11 @@ CREATE TABLE child_lists (
   tenant_id           bigint      NOT NULL,
   kind                text        COLLATE "C" NOT NULL,
   child_id            uuid        NOT NULL,
-  object_id           bigint      NOT NULL,
+  object_id           text        COLLATE "C" NOT NULL,
   parent_id           uuid,
   slug                text        COLLATE "C",
   path                text        COLLATE "C",
-  author_id           bigint      NOT NULL,
+  author_id           text        COLLATE "C" NOT NULL,
   body                text        NOT NULL,
   attributes          jsonb,
   author_state        text        NOT NULL,
@@ -75,7 +75,7 @@ CREATE TABLE child_lists (
 CREATE TABLE child_buckets (
   tenant_id bigint      NOT NULL,
   kind      text        COLLATE "C" NOT NULL,
-  object_id bigint      NOT NULL,
+  object_id text        COLLATE "C" NOT NULL,
   level     smallint    NOT NULL CHECK (level IN (0, 1)),
   first_at  timestamptz NOT NULL,
   first_id  uuid        NOT NULL,
@@ -87,7 +87,7 @@ CREATE TABLE child_buckets (
 CREATE TABLE child_totals (
   tenant_id bigint NOT NULL,
   kind      text   COLLATE "C" NOT NULL,
-  object_id bigint NOT NULL,
+  object_id text   COLLATE "C" NOT NULL,
   total     bigint NOT NULL CHECK (total > 0),
   PRIMARY KEY (tenant_id, kind, object_id)
 ) WITH (fillfactor = 70);
@@ -96,7 +96,7 @@ CREATE TABLE child_totals (
 CREATE TABLE child_aggregates (
   tenant_id bigint NOT NULL,
   kind      text   COLLATE "C" NOT NULL,
-  object_id bigint NOT NULL,
+  object_id text   COLLATE "C" NOT NULL,
   attribute text   COLLATE "C" NOT NULL,
   count     bigint NOT NULL CHECK (count >= 0),
   sum       bigint NOT NULL,
@@ -107,7 +107,7 @@ CREATE TABLE child_aggregates (
 CREATE TABLE child_settings (
   tenant_id    bigint  NOT NULL,
   kind         text    COLLATE "C" NOT NULL,
-  object_id    bigint  NOT NULL,
+  object_id    text    COLLATE "C" NOT NULL,
   locked       boolean NOT NULL,
   premoderated boolean NOT NULL,
   title        text    NOT NULL,
@@ -284,7 +284,7 @@ SELECT open_read_table(t) FROM unnest(ARRAY['edge_lists', 'edge_shards', 'edge_c
 -- make_history makes the two tables of a kind's history: KIND_history has its versions, and KIND_history_purged up to which version a history was physically
 -- deleted: no event brings those back, and nobody misses them. They come with their keys, indexes, policies and rights. It returns false when they are
 -- there, and changes nothing.
---   keys    the members of the object that name an entity of the kind, of one type, bigint or uuid
+--   keys    the members of the object that name an entity of the kind, of one type, text or uuid
 --   author  whether there are indexes by the member author_id, of entities as they are, for `tidings history author`; and of the versions that
 --           moderators may have made, for the audit of their decisions
 -- +goose StatementBegin
@@ -294,13 +294,14 @@ DECLARE
   history  text := kind || '_history';
   purged   text := kind || '_history_purged';
   columns  text := (SELECT string_agg(format('%I', k), ', ' ORDER BY n) FROM unnest(keys) WITH ORDINALITY u(k, n));
-  made     text := (SELECT string_agg(format('%I %s GENERATED ALWAYS AS ((object ->> %L)::%2$s) STORED NOT NULL', k, type, k), ', ' ORDER BY n)
+  typed    text := CASE type WHEN 'text' THEN 'text COLLATE "C"' ELSE type END;
+  made     text := (SELECT string_agg(format('%I %s GENERATED ALWAYS AS ((object ->> %L)::%2$s) STORED NOT NULL', k, typed, k), ', ' ORDER BY n)
                       FROM unnest(keys) WITH ORDINALITY u(k, n));
-  plain    text := (SELECT string_agg(format('%I %s NOT NULL', k, type), ', ' ORDER BY n) FROM unnest(keys) WITH ORDINALITY u(k, n));
+  plain    text := (SELECT string_agg(format('%I %s NOT NULL', k, typed), ', ' ORDER BY n) FROM unnest(keys) WITH ORDINALITY u(k, n));
   t        text;
 BEGIN
-  IF type NOT IN ('bigint', 'uuid') THEN
-    RAISE invalid_parameter_value USING MESSAGE = format('keys of a history are bigint or uuid, not %s', type);
+  IF type NOT IN ('text', 'uuid') THEN
+    RAISE invalid_parameter_value USING MESSAGE = format('keys of a history are text or uuid, not %s', type);
   END IF;
   PERFORM pg_advisory_xact_lock(x'74646869'::bigint); -- "tdhi": one at a time
   IF to_regclass(format('%I.%I', current_schema(), history)) IS NOT NULL THEN
@@ -324,7 +325,7 @@ BEGIN
   EXECUTE format($c$CREATE UNIQUE INDEX %I ON %I (tenant_id, %s) WHERE version_state IN ('LATEST', 'DELETED')$c$, history || '_head_idx', history, columns);
   EXECUTE format('CREATE UNIQUE INDEX %I ON %I (tenant_id, %s, version)', history || '_version_idx', history, columns);
   IF author THEN
-    EXECUTE format($c$CREATE INDEX %I ON %I (tenant_id, ((object ->> 'author_id')::bigint), %s) WHERE version_state = 'LATEST'$c$,
+    EXECUTE format($c$CREATE INDEX %I ON %I (tenant_id, (object ->> 'author_id'), %s) WHERE version_state = 'LATEST'$c$,
       history || '_author_idx', history, columns);
     EXECUTE format($c$CREATE INDEX %I ON %I (tenant_id, version_id) WHERE object ->> 'moderation_state' <> 'NONE'$c$, history || '_moderated_idx', history);
   END IF;
@@ -370,3 +371,88 @@ END $$;
 -- +goose StatementEnd
 REVOKE ALL ON FUNCTION drop_history(text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION drop_history(text) TO tidings_system;
+
+-- tenant_cells: in which truth a tenant is, where several truths (cells) write to these projections: cell is the name of its streams (NATS_STREAM). The row of
+-- tenant 0 is for all tenants without one. It is empty where there is one truth. docs/adr/0018-cells.md
+CREATE TABLE tenant_cells (
+  tenant_id bigint PRIMARY KEY CHECK (tenant_id >= 0),
+  cell      text   NOT NULL CHECK (cell <> '')
+);
+
+-- +goose StatementBegin
+DO $$
+DECLARE r text;
+BEGIN
+  ALTER TABLE tenant_cells ENABLE ROW LEVEL SECURITY;
+  CREATE POLICY tenant ON tenant_cells TO tidings_api USING (tenant_id = NULLIF(current_setting('tidings.tenant', true), '')::bigint);
+  FOREACH r IN ARRAY ARRAY['system', 'consumer', 'reader'] LOOP
+    EXECUTE format('CREATE POLICY %I ON tenant_cells TO %I USING (true) WITH CHECK (true)', r, 'tidings_' || r);
+  END LOOP;
+END $$;
+-- +goose StatementEnd
+
+GRANT SELECT ON tenant_cells TO tidings_consumer, tidings_reader;
+GRANT SELECT, INSERT, UPDATE, DELETE ON tenant_cells TO tidings_system;
+
+-- comparisons: how far the continuous comparison of each projection with the truth of each cell (NATS_STREAM) is. A round goes through all entities once.
+--   checked, different   of the round that runs; last_checked, last_different: of the last one that ended, at ended_at
+-- Of several instances that compare, the one that wrote last shows.
+CREATE TABLE comparisons (
+  consumer_name  text        NOT NULL,
+  cell           text        NOT NULL,
+  began_at       timestamptz NOT NULL,
+  looked_at      timestamptz NOT NULL DEFAULT now(),
+  checked        bigint      NOT NULL,
+  different      bigint      NOT NULL,
+  ended_at       timestamptz,
+  last_checked   bigint,
+  last_different bigint,
+  PRIMARY KEY (consumer_name, cell)
+);
+GRANT SELECT, INSERT, UPDATE ON comparisons TO tidings_consumer;
+GRANT SELECT ON comparisons TO tidings_reader;
+GRANT SELECT, INSERT, UPDATE, DELETE ON comparisons TO tidings_system;
+
+-- The leases by kind for the roles of the projections, and for those of the truth if it shares the database and comes later: see truth/00003_lease_rows.sql, which
+-- does the same.
+-- +goose StatementBegin
+DO $$
+DECLARE r record;
+BEGIN
+  ALTER TABLE leases ENABLE ROW LEVEL SECURITY;
+  FOR r IN SELECT name, rows, 'tidings_' || name AS role
+             FROM (VALUES ('relay', $q$kind = 'relay'$q$), ('consumer', $q$NOT (kind IN ('relay', 'jobs') OR starts_with(kind, 'jobs-'))$q$),
+                          ('system', 'true'), ('reader', 'true')) AS of(name, rows)
+             JOIN pg_roles ON rolname = 'tidings_' || name
+  LOOP
+    IF NOT EXISTS (SELECT FROM pg_policy WHERE polrelid = 'leases'::regclass AND polname = r.name) THEN
+      EXECUTE format('CREATE POLICY %I ON leases TO %I USING (%s) WITH CHECK (%s)', r.name, r.role, r.rows, r.rows);
+    END IF;
+    IF r.name <> 'reader' THEN
+      EXECUTE format('REVOKE UPDATE, DELETE ON leases FROM %I', r.role);
+      EXECUTE format('GRANT UPDATE (owner, epoch, expires_at, refused_by, refused_until) ON leases TO %I', r.role);
+    END IF;
+  END LOOP;
+END $$;
+-- +goose StatementEnd
+
+-- The members by kind, as the leases (00004_lease_rows.sql). An expired member is deleted by the others of its kind.
+-- +goose StatementBegin
+DO $$
+DECLARE r record;
+BEGIN
+  ALTER TABLE lease_members ENABLE ROW LEVEL SECURITY;
+  FOR r IN SELECT name, rows, 'tidings_' || name AS role
+             FROM (VALUES ('relay', $q$kind = 'relay'$q$), ('consumer', $q$NOT (kind IN ('relay', 'jobs') OR starts_with(kind, 'jobs-'))$q$),
+                          ('system', 'true'), ('reader', 'true')) AS of(name, rows)
+             JOIN pg_roles ON rolname = 'tidings_' || name
+  LOOP
+    IF NOT EXISTS (SELECT FROM pg_policy WHERE polrelid = 'lease_members'::regclass AND polname = r.name) THEN
+      EXECUTE format('CREATE POLICY %I ON lease_members TO %I USING (%s) WITH CHECK (%s)', r.name, r.role, r.rows, r.rows);
+    END IF;
+  END LOOP;
+END $$;
+-- +goose StatementEnd
+
+-- An erasure blanks the errors of failed retries, which may quote what was erased. Everything else of the audit stays as it was written.
+GRANT UPDATE (error) ON consumer_dead_letter_actions TO tidings_system;

@@ -43,18 +43,18 @@ type actCase struct {
 // sampleActs fills the database for the cases. Each act of the registry has one case.
 func (d *desk) sampleActs(t *testing.T) map[string]actCase {
 	t.Helper()
-	d.settings(t, store.ThreadSettings{Object: 5, Premoderated: true})
-	held := d.write(t, 5, 1, "the first to wait", "the second")
-	d.write(t, 8, 3, "words of 3", "more words of 3")
-	d.settings(t, store.ThreadSettings{Object: 9, Premoderated: true})
-	all := d.write(t, 9, 4, "one of many", "another of many")
+	d.settings(t, store.ThreadSettings{Object: "5", Premoderated: true})
+	held := d.write(t, "5", "1", "the first to wait", "the second")
+	d.write(t, "8", "3", "words of 3", "more words of 3")
+	d.settings(t, store.ThreadSettings{Object: "9", Premoderated: true})
+	all := d.write(t, "9", "4", "one of many", "another of many")
 	if out, err := d.store.PutEdges(t.Context(), tenant, kinds.Builtin().Edges["follow"],
-		[]store.EdgeWrite{{Meta: store.Meta{Actor: "ann"}, From: 1, To: 2}}); err != nil || out[0].Err != nil {
+		[]store.EdgeWrite{{Meta: store.Meta{Actor: "ann"}, From: "1", To: "2"}}); err != nil || out[0].Err != nil {
 		t.Fatal(err, out)
 	}
 	d.publish(t)
 	d.deliver(t)
-	d.exec(t, `UPDATE edge_counts SET incoming = 9 WHERE object_id = 2`)
+	d.exec(t, `UPDATE edge_counts SET incoming = 9 WHERE object_id = '2'`)
 	d.bury(t, 900_001, 3, tenant, "too large", "")
 	d.bury(t, 910_001, 2, tenant, "no stream", "")
 	d.bury(t, 920_001, 2, tenant, "to be noted", "")
@@ -97,7 +97,7 @@ func (d *desk) sampleActs(t *testing.T) map[string]actCase {
 			says: "Locked: yes. Premoderated: yes.",
 			want: `EXISTS (SELECT FROM threads WHERE tenant_id = 7 AND version_state = 'LATEST' AND (object ->> 'locked')::boolean)`},
 		"inspect.repair": {by: amy, page: "/console/inspect?kind=user&id=2", button: "Repair", says: "Set to the state in the truth",
-			want: `(SELECT incoming = 1 FROM edge_counts WHERE object_id = 2)`},
+			want: `(SELECT incoming = 1 FROM edge_counts WHERE object_id = '2')`},
 		"consumer.pause": {page: "/console/consumers", in: "//section[@aria-labelledby='c-followercounts']",
 			button: "Pause", says: "Paused.",
 			want: `EXISTS (SELECT FROM consumer_pauses WHERE consumer_name = 'followercounts' AND actor = 'ada' AND reason = ` +
@@ -123,10 +123,10 @@ func (d *desk) sampleActs(t *testing.T) map[string]actCase {
 		"erasure.count": {page: "/console/erasure", button: "Scan", fill: map[string]string{"tenant": "7", "author": "3"},
 			says: "Nothing was changed. Found: ",
 			want: `EXISTS (SELECT FROM operator_acts WHERE act = 'erasure.count' AND outcome LIKE '%children 2%') AND (SELECT count(*) = ` +
-				`2 FROM children_comment WHERE author_id = 3 AND body LIKE '%words of 3')`},
+				`2 FROM children_comment WHERE author_id = '3' AND body LIKE '%words of 3')`},
 		"erasure.start": {before: func() { d.fleet(t) }, page: "/console/erasure", button: "Erase a person",
 			fill: map[string]string{"tenant": "7", "author": "3"}, says: "A scan of all stores found nothing more.",
-			want: `EXISTS (SELECT FROM erasures WHERE tenant_id = 7 AND author_id = 3 AND finished_at IS NOT NULL AND requested_by = 'ada'
+			want: `EXISTS (SELECT FROM erasures WHERE tenant_id = 7 AND author_id = '3' AND finished_at IS NOT NULL AND requested_by = 'ada'
 					AND reason = 'because the test says so' AND (counts ->> 'children')::int = 2)
 				AND NOT EXISTS (SELECT FROM children_comment WHERE body LIKE '%words of 3')`},
 		"token.create": {page: "/console/tokens", button: "Create a token", fill: map[string]string{"tenant": "7", "name": "importer"},

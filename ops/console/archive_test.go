@@ -45,8 +45,8 @@ func TestTheArchiveIsShownHeldAndReleased(t *testing.T) {
 func TestAPersonIsErasedWithAScanAsItsProof(t *testing.T) {
 	d := openDesk(t)
 	d.declare(t)
-	d.write(t, 5, 41, "words of 41")
-	d.write(t, 5, 42, "words of 42")
+	d.write(t, "5", "41", "words of 41")
+	d.write(t, "5", "42", "words of 42")
 	d.deliver(t)
 	d.exec(t, `DELETE FROM outbox_messages`) // no relay runs here, and an erasure would wait for one
 	ada, rea := d.signIn(t, d.Tokens.Admin), d.signIn(t, d.Tokens.Reader)
@@ -54,20 +54,20 @@ func TestAPersonIsErasedWithAScanAsItsProof(t *testing.T) {
 	list := page(t, ada, "/console/erasure")
 	ada.act(list.link("Scan"), "tenant", "7", "author", "41").says("done", "Nothing was changed. Found: ", "children 1",
 		"threadcache 1", "archiver 1")
-	if got := d.states(t, d.write(t, 5, 41, "later words of 41")...); got[0] != "VISIBLE 1" {
+	if got := d.states(t, d.write(t, "5", "41", "later words of 41")...); got[0] != "VISIBLE 1" {
 		t.Errorf("a scan changed %v", got)
 	}
 	d.deliver(t)
 	d.exec(t, `DELETE FROM outbox_messages`)
 	if a := ada.post("/console/act/erasure.start", page(t, ada, list.link("Erase a person")).form("reason", "asked for", "tenant", "7",
-		"author", "x")); a.status != http.StatusUnprocessableEntity {
+		"author", "a,b")); a.status != http.StatusUnprocessableEntity {
 		t.Errorf("an invalid user id: %d", a.status)
 	}
 	// an erasure of a user with events would wait for a relay, so erase a user without any
 	ada.act(list.link("Erase a person"), "tenant", "7", "author", "99").says("done",
 		"A scan of all stores found nothing more. Redacted: nothing.")
 	all, err := erasure.List(t.Context(), d.pool, nil, 10)
-	if err != nil || len(all) != 1 || all[0].AuthorID != 99 || all[0].FinishedAt == nil || all[0].RequestedBy != "ada" ||
+	if err != nil || len(all) != 1 || all[0].AuthorID != "99" || all[0].FinishedAt == nil || all[0].RequestedBy != "ada" ||
 		all[0].Reason != "because the test says so" {
 		t.Errorf("the record: %+v, %v", all, err)
 	}

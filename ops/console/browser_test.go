@@ -501,7 +501,7 @@ func TestATokenIsMadeInTheBrowserAndShownOnce(t *testing.T) {
 func TestAConsumerIsReplayedInTheBrowser(t *testing.T) {
 	d := openDesk(t)
 	if _, err := d.store.PutEdges(t.Context(), tenant, kinds.Builtin().Edges["follow"],
-		[]store.EdgeWrite{{Meta: store.Meta{Actor: "service"}, From: 1, To: 2}}); err != nil {
+		[]store.EdgeWrite{{Meta: store.Meta{Actor: "service"}, From: "1", To: "2"}}); err != nil {
 		t.Fatal(err)
 	}
 	d.publish(t)

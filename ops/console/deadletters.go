@@ -12,6 +12,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/deadletter"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/tokens"
@@ -88,7 +89,11 @@ func readAsked(who tokens.Principal, in url.Values) (a deadAsked, err error) {
 			err = &inputError{"tenant is a positive number."}
 		}
 	}
-	number("aggregate_id", (*int64)(&a.AggregateID))
+	if s := get("aggregate_id"); s != "" && err == nil {
+		if a.AggregateID, err = event.ParseID(s); err != nil {
+			err = &inputError{err.Error() + "."}
+		}
+	}
 	for _, s := range in["id"] {
 		id, perr := strconv.ParseInt(s, 10, 64)
 		if perr != nil {
@@ -255,7 +260,7 @@ func (a *deadAsked) says(g *letters.Group) string {
 			all = append(all, one.name+" "+one.value)
 		}
 	}
-	if f.AggregateID != 0 {
+	if f.AggregateID != "" {
 		all = append(all, fmt.Sprint("aggregate ", f.AggregateID))
 	}
 	for name, t := range map[string]time.Time{"from": f.DeadAfter, "until": f.DeadBefore} {

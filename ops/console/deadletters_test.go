@@ -114,7 +114,7 @@ func TestDeadLettersAreSeenByTheirCauseAndMended(t *testing.T) {
 	// Retry one, then the whole group, of the own tenant only.
 	amy.act(group.link("Retry")).says("Retried 1 dead letter.", "dead letter 1 of the outbox")
 	wokenByOne := woken.Load()
-	if n := h.count(t, `SELECT count(*) FROM outbox_messages WHERE tenant_id = 7 AND aggregate_id = 1`); n != 1 {
+	if n := h.count(t, `SELECT count(*) FROM outbox_messages WHERE tenant_id = 7 AND aggregate_id = '1'`); n != 1 {
 		t.Errorf("%d messages in the outbox", n)
 	}
 	if a := amy.get(group.link("Retry")); a.status != http.StatusNotFound || !strings.Contains(a.text(), "There is no such dead letter") {

@@ -47,14 +47,15 @@ func (c *Console) erasureData(ctx context.Context, v *view) (any, error) {
 }
 
 // person reads the tenant and the user from a form.
-func person(in url.Values) (tenant, author event.ID, err error) {
-	if tenant, err = event.ParseID(strings.TrimSpace(in.Get("tenant"))); err == nil {
+func person(in url.Values) (tenant int64, author event.ID, err error) {
+	n, err := event.ParseNumber(strings.TrimSpace(in.Get("tenant")))
+	if err == nil {
 		author, err = event.ParseID(strings.TrimSpace(in.Get("author")))
 	}
 	if err != nil {
-		err = &inputError{"Name the person by the tenant and the id of the user: two positive numbers."}
+		err = &inputError{"Name the person by the tenant and the id of the user: " + err.Error() + "."}
 	}
-	return tenant, author, err
+	return int64(n), author, err
 }
 
 // prepareErase asks for the person and describes the effect.
@@ -62,12 +63,12 @@ func (c *Console) prepareErase(says ...string) func(context.Context, *view, url.
 	return func(_ context.Context, _ *view, in url.Values) (subject, error) {
 		s := subject{Target: "a person", Back: root + "erasure", Says: says, Fields: []field{
 			{Name: "tenant", Label: "Tenant", Kind: "number", Value: in.Get("tenant"), Required: true},
-			{Name: "author", Label: "User", Kind: "number", Value: in.Get("author"), Required: true}}}
+			{Name: "author", Label: "User", Value: in.Get("author"), Required: true}}}
 		if in.Get("tenant")+in.Get("author") == "" {
 			return s, nil
 		}
 		tenant, author, err := person(in)
-		s.Tenant, s.Target = int64(tenant), fmt.Sprintf("user %d of tenant %d", author, tenant)
+		s.Tenant, s.Target = tenant, fmt.Sprintf("user %s of tenant %d", author, tenant)
 		return s, err
 	}
 }
@@ -81,7 +82,7 @@ func (c *Console) doErase(dry bool) func(context.Context, *doing) (string, error
 		r, err := erase.Run(ctx, erase.Deps{Deps: erasure.Deps{Truth: c.deps.Truth, Projections: c.deps.Projections,
 			Kinds: c.deps.Kinds.Now(), Fleet: c.deps.Fleet, JetStream: c.deps.JetStream, Broker: c.deps.Broker},
 			ProjectionsURL: c.deps.Projections.Config().ConnString(), Postgres: postgres.Config{ConnectTimeout: erasureConnect}},
-			erasure.Options{TenantID: int64(tenant), AuthorID: author, Actor: d.actor(), Reason: d.Act.Reason, DryRun: dry,
+			erasure.Options{TenantID: tenant, AuthorID: author, Actor: d.actor(), Reason: d.Act.Reason, DryRun: dry,
 				Wait: erasureWait, Progress: d.at})
 		if errors.Is(err, erasure.ErrUnfinished) {
 			return "", &inputError{"The erasure is not finished. Start it again. " + c.unfinished(r)}

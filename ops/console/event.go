@@ -61,7 +61,7 @@ type step struct {
 
 var (
 	sequenceForm  = regexp.MustCompile(`^([^/\s]+)[:#\s]\s*([0-9]{1,20})$`)
-	aggregateForm = regexp.MustCompile(`^([^/]+)/(-?[0-9]{1,19})$`)
+	aggregateForm = regexp.MustCompile(`^([^/]+)/([^/]+)$`)
 )
 
 // eventData finds an event by its id, its outbox id or its sequence on a stream, and shows its
@@ -168,8 +168,8 @@ func (c *Console) listEvents(ctx context.Context, v *view, p *eventPage, tenant 
 	case text == "":
 	case aggregateForm.MatchString(text):
 		m := aggregateForm.FindStringSubmatch(text)
-		if q.AggregateID, err = strconv.ParseInt(m[2], 10, 64); err != nil || q.AggregateID == 0 {
-			return &inputError{"An aggregate's id is a 64-bit number."}
+		if q.AggregateID, err = event.ParseID(m[2]); err != nil {
+			return &inputError{err.Error() + "."}
 		}
 		if q.AggregateType = m[1]; tenant == 0 {
 			return &inputError{"Enter the tenant of the aggregate."}
@@ -260,7 +260,7 @@ func rowOfExport(r coldstore.Row) outbox.Found {
 		return t
 	}
 	f := outbox.Found{Event: event.Event{ID: r.EventID, TenantID: r.TenantID, AggregateType: r.AggregateType,
-		AggregateID: event.ID(r.AggregateID),
+		AggregateID: r.AggregateID,
 		Type:        r.EventType, Version: int(r.EventVersion),
 		OccurredAt: moment(r.OccurredAt), Payload: r.Payload, Slot: int(r.Slot), OutboxID: r.ID}, Where: "export", Partition: -1,
 		ProcessedAt: moment(r.ProcessedAt), Attempts: int(r.Attempts), InsertedAt: moment(r.InsertedAt)}

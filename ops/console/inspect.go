@@ -103,19 +103,12 @@ func (c *Console) inspectData(ctx context.Context, v *view) (any, error) {
 	if p.Tenant == 0 || p.What == "" || id == "" {
 		return p, nil
 	}
-	if k, ok := set.Child(p.What); ok {
-		if u, bad := uuid.Parse(id); bad == nil {
-			return p, c.inspectChild(ctx, v, &p, k, u.String())
-		}
-		object, err := event.ParseID(id)
-		if err != nil {
-			return nil, &inputError{fmt.Sprintf("The id of a %s is a UUID; that of its %s is a number.", k.Name, k.Parent)}
-		}
-		return p, c.inspectThread(ctx, v, &p, k, object)
-	}
 	from, err := event.ParseID(id)
 	if err != nil {
-		return nil, &inputError{fmt.Sprintf("The id is not a positive number: %.40q.", id)}
+		return nil, &inputError{err.Error() + "."}
+	}
+	if k, ok := set.Child(p.What); ok {
+		return c.inspectChildOrThread(ctx, v, p, k, from)
 	}
 	if k, ok := set.Edge(p.What); ok {
 		if to == "" {
@@ -123,7 +116,7 @@ func (c *Console) inspectData(ctx context.Context, v *view) (any, error) {
 		}
 		target, err := event.ParseID(to)
 		if err != nil {
-			return nil, &inputError{fmt.Sprintf("The other end is not a positive number: %.40q.", to)}
+			return nil, &inputError{"The other end: " + err.Error() + "."}
 		}
 		return p, c.inspectEdge(ctx, &p, k, from, target)
 	}
@@ -136,7 +129,7 @@ func (p *inspectPage) link(text string, pairs ...any) {
 
 // inspectObject shows an object (such as a user) in each kind.
 func (c *Console) inspectObject(ctx context.Context, p *inspectPage, set *kinds.Set, id event.ID) error {
-	p.Title = fmt.Sprintf("%s %d", p.What, id)
+	p.Title = fmt.Sprintf("%s %s", p.What, id)
 	known := false
 	for _, k := range set.AllEdges() {
 		if k.From != p.What && k.To != p.What {
@@ -189,23 +182,25 @@ func (c *Console) threadSides(ctx context.Context, p *inspectPage, k kinds.Child
 }
 
 func (c *Console) inspectEdges(ctx context.Context, v *view, p *inspectPage, k kinds.Edge, from event.ID) error {
-	p.Title = fmt.Sprintf("Every %s from %s %d", k.Name, k.From, from)
-	after, err := v.queryInt("after")
-	if err != nil {
-		return err
+	p.Title = fmt.Sprintf("Every %s from %s %s", k.Name, k.From, from)
+	after, err := event.ID(""), error(nil)
+	if text := v.query("after"); text != "" {
+		if after, err = event.ParseID(text); err != nil {
+			return &inputError{err.Error() + "."}
+		}
 	}
 	var next event.ID
-	if p.Rows, next, err = followercounts.InspectEdges(ctx, c.deps.Truth, c.deps.Projections, k, p.Tenant, from, event.ID(after),
+	if p.Rows, next, err = followercounts.InspectEdges(ctx, c.deps.Truth, c.deps.Projections, k, p.Tenant, from, after,
 		inspectRows); err != nil {
 		return err
 	}
-	if next != 0 {
+	if next != "" {
 		p.Next = v.with("after", next)
 	}
 	for i := range p.Rows {
 		p.Rows[i].Fields = shown(p.Rows[i].Fields, "active", "version", "positioned_at")
 	}
-	p.link(fmt.Sprintf("%s %d", k.From, from), "kind", k.From, "id", from)
+	p.link(fmt.Sprintf("%s %s", k.From, from), "kind", k.From, "id", from)
 	return nil
 }
 
@@ -220,7 +215,7 @@ func shown(all []projections.Field, names ...string) (some []projections.Field) 
 }
 
 func (c *Console) inspectEdge(ctx context.Context, p *inspectPage, k kinds.Edge, from, to event.ID) error {
-	p.Title = fmt.Sprintf("%s from %s %d to %s %d", k.Name, k.From, from, k.To, to)
+	p.Title = fmt.Sprintf("%s from %s %s to %s %s", k.Name, k.From, from, k.To, to)
 	edge, err := followercounts.InspectEdge(ctx, c.deps.Truth, c.deps.Projections, k, p.Tenant, from, to)
 	if err != nil {
 		return err
@@ -230,8 +225,8 @@ func (c *Console) inspectEdge(ctx context.Context, p *inspectPage, k kinds.Edge,
 		return err
 	}
 	p.add(edge, last)
-	p.link(fmt.Sprintf("%s %d", k.From, from), "kind", k.From, "id", from)
-	p.link(fmt.Sprintf("%s %d", k.To, to), "kind", k.To, "id", to)
+	p.link(fmt.Sprintf("%s %s", k.From, from), "kind", k.From, "id", from)
+	p.link(fmt.Sprintf("%s %s", k.To, to), "kind", k.To, "id", to)
 	p.link("every "+k.Name+" from it", "kind", k.Name, "id", from)
 	return c.versions(ctx, p, func(tx pgx.Tx) error {
 		all, err := history.Edges(k).Recent(ctx, tx, p.Tenant, versioned.Key{from, to}, math.MaxInt64, inspectVersions+1)
@@ -311,8 +306,27 @@ func (c *Console) inspectChild(ctx context.Context, v *view, p *inspectPage, k k
 	})
 }
 
+// inspectChildOrThread shows the child with the id, or the thread of the object with the id. Both
+// ids may be UUIDs. If neither exists, it says so of a UUID, and shows an empty thread of any other
+// id.
+func (c *Console) inspectChildOrThread(ctx context.Context, v *view, p inspectPage, k kinds.Child, id event.ID) (inspectPage, error) {
+	u, err := uuid.Parse(string(id))
+	if err != nil {
+		return p, c.inspectThread(ctx, v, &p, k, id)
+	}
+	child, thread := p, p
+	if err := c.inspectChild(ctx, v, &child, k, u.String()); err != nil || !child.Absent {
+		return child, err
+	}
+	err = c.inspectThread(ctx, v, &thread, k, id)
+	if len(thread.Rows)+len(thread.Versions) > 0 {
+		return thread, err
+	}
+	return child, err
+}
+
 func (c *Console) inspectThread(ctx context.Context, v *view, p *inspectPage, k kinds.Child, object event.ID) error {
-	p.Title, p.Thread = fmt.Sprintf("%s of %s %d", k.Plural, k.Parent, object), &inspectThread{k, object}
+	p.Title, p.Thread = fmt.Sprintf("%s of %s %s", k.Plural, k.Parent, object), &inspectThread{k, object}
 	if err := c.threadSides(ctx, p, k, object); err != nil {
 		return err
 	}
@@ -326,7 +340,7 @@ func (c *Console) inspectThread(ctx context.Context, v *view, p *inspectPage, k 
 	if p.Rows = rows; next != "" {
 		p.Next = v.with("after", next)
 	}
-	p.link(fmt.Sprintf("%s %d", k.Parent, object), "kind", k.Parent, "id", object)
+	p.link(fmt.Sprintf("%s %s", k.Parent, object), "kind", k.Parent, "id", object)
 	if !k.Moderated {
 		return nil
 	}
@@ -356,12 +370,12 @@ func entityWords(k projections.Key) string {
 	switch {
 	case k.Child != "":
 		return k.Type + " " + k.Child
-	case k.Other != 0:
-		return fmt.Sprintf("%s from %d to %d", k.Type, k.Other, k.Aggregate)
+	case k.Other != "":
+		return fmt.Sprintf("%s from %s to %s", k.Type, k.Other, k.Aggregate)
 	case k.Kind != "":
-		return fmt.Sprintf("%s of %d, of its %ss", k.Type, k.Aggregate, k.Kind)
+		return fmt.Sprintf("%s of %s, of its %ss", k.Type, k.Aggregate, k.Kind)
 	}
-	return fmt.Sprintf("%s of %d", k.Type, k.Aggregate)
+	return fmt.Sprintf("%s of %s", k.Type, k.Aggregate)
 }
 
 // repairTarget reads the entity to repair from a form. A tenant's admin may repair only entities of

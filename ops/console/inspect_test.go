@@ -29,11 +29,13 @@ func TestTheInspectorMarksWhatDiffersAndMendsIt(t *testing.T) {
 	d := openDesk(t)
 	follow := kinds.Builtin().Edges["follow"]
 	if out, err := d.store.PutEdges(t.Context(), tenant, follow,
-		[]store.EdgeWrite{{Meta: store.Meta{Actor: "ann"}, From: 1, To: 2},
-			{Meta: store.Meta{Actor: "ann"}, From: 1, To: 3}}); err != nil || out[0].Err != nil {
+		[]store.EdgeWrite{{Meta: store.Meta{Actor: "ann"}, From: "1", To: "2"},
+			{Meta: store.Meta{Actor: "ann"}, From: "1", To: "3"}}); err != nil || out[0].Err != nil {
 		t.Fatal(err, out)
 	}
-	ids := d.write(t, 5, 1, "one", "two", "three")
+	ids := d.write(t, "5", "1", "one", "two", "three")
+	uuidPost := event.ID("0b6F3f6e-2c4e-4b1c-9a53-7d0f6d1f2a90") // a UUID may be the id of a child or of its object
+	d.write(t, uuidPost, "auth0|ann", "four")
 	d.report(t, ids[1], event.ModerationHidden, "links")
 	d.deliver(t)
 	amy, max := d.signIn(t, d.Tokens.TenantAdmin), d.signIn(t, d.Tokens.TenantModerator)
@@ -44,10 +46,12 @@ func TestTheInspectorMarksWhatDiffersAndMendsIt(t *testing.T) {
 	}
 	page(t, amy, "/console/inspect?kind=follow&id=1&to=2").says("follow from user 1 to user 2", "ann", "active", "latest",
 		"archiver: history of follow 1/2")
+	page(t, amy, "/console/inspect?kind=comment&id="+uuidPost.String()).says("comments of post "+uuidPost.String(),
+		"same").without("differs")
 	page(t, amy, "/console/inspect?kind=comment&id="+ids[1]).says("spam-rule", "links", "hidden", "service", "visible")
 
-	d.exec(t, `DELETE FROM edge_lists WHERE to_id = 2`)
-	d.exec(t, `UPDATE edge_counts SET outgoing = 9 WHERE object_id = 1`)
+	d.exec(t, `DELETE FROM edge_lists WHERE to_id = '2'`)
+	d.exec(t, `UPDATE edge_counts SET outgoing = 9 WHERE object_id = '1'`)
 	d.exec(t, `UPDATE child_lists SET version = 4, body = 'wrong' WHERE child_id = '`+ids[0]+`'`)
 	d.exec(t, `UPDATE child_totals SET total = 8`)
 	d.exec(t, `DELETE FROM comment_history WHERE comment_id = '`+ids[2]+`'`)
@@ -85,7 +89,7 @@ func TestTheInspectorMarksWhatDiffersAndMendsIt(t *testing.T) {
 
 func TestTheInspectorKeepsTenantsApartAndSaysWhatIsWrong(t *testing.T) {
 	d := openDesk(t)
-	id := d.write(t, 5, 1, "words")[0]
+	id := d.write(t, "5", "1", "words")[0]
 	d.deliver(t)
 	ada, amy := d.signIn(t, d.Tokens.Admin), d.signIn(t, d.Tokens.TenantAdmin)
 	page(t, ada, "/console/inspect?tenant=8&kind=comment&id="+id).says("Neither the truth nor a projection has it")
@@ -109,8 +113,8 @@ func TestTheInspectorKeepsTenantsApartAndSaysWhatIsWrong(t *testing.T) {
 			t.Errorf("%s: %d, want %d: %s", name, a.status, c.status, a.text())
 		}
 	}
-	for _, query := range []string{"kind=comment&id=x", "kind=follow&id=x", "kind=follow&id=1&to=x", "kind=nothing&id=1",
-		"kind=follow&id=1&after=x", "kind=user&id=-1"} {
+	for _, query := range []string{"kind=comment&id=a,b", "kind=follow&id=a,b", "kind=follow&id=1&to=a,b", "kind=nothing&id=1",
+		"kind=follow&id=1&after=a,b", "kind=user&id=.."} {
 		if a := amy.get("/console/inspect?" + query); a.status != http.StatusUnprocessableEntity {
 			t.Errorf("%s: %d", query, a.status)
 		}
@@ -133,10 +137,10 @@ func printed() (all []string) {
 // plant writes every payload as a body, an actor, a reason, a title and a slug.
 func (d *desk) plant(t *testing.T) (ids []string) {
 	t.Helper()
-	ids = d.write(t, 5, 1, printed()...)
+	ids = d.write(t, "5", "1", printed()...)
 	for i, p := range printed() {
-		d.settings(t, store.ThreadSettings{Object: event.ID(100 + i), Title: p, Premoderated: true})
-		d.write(t, event.ID(100+i), 1, p)
+		d.settings(t, store.ThreadSettings{Object: event.IDOf(100 + i), Title: p, Premoderated: true})
+		d.write(t, event.IDOf(100+i), "1", p)
 		meta := store.Meta{Actor: p}
 		for _, state := range []string{event.ModerationPending, event.ModerationHidden, event.ModerationPending}[:1+2*(i%2)] {
 			if out, err := d.store.ModerateChildren(t.Context(), tenant, comment,
@@ -146,7 +150,7 @@ func (d *desk) plant(t *testing.T) (ids []string) {
 		}
 	}
 	d.deliver(t)
-	d.exec(t, `UPDATE children_comment SET slug = left(body, 40) || child_id WHERE object_id = 5`)
+	d.exec(t, `UPDATE children_comment SET slug = left(body, 40) || child_id WHERE object_id = '5'`)
 	return ids
 }
 

@@ -36,12 +36,13 @@ const (
 func (d *desk) populate8(t *testing.T) (e eight) {
 	t.Helper()
 	ctx, meta := t.Context(), store.Meta{Actor: secret8}
-	if _, err := d.store.SetThreads(ctx, 8, comment, []store.ThreadSettings{{Meta: meta, Object: 88, Premoderated: true,
+	if _, err := d.store.SetThreads(ctx, 8, comment, []store.ThreadSettings{{Meta: meta, Object: "88", Premoderated: true,
 		Title: secret8}}); err != nil {
 		t.Fatal(err)
 	}
 	made, err := d.store.CreateChildren(ctx, 8, comment,
-		[]store.NewChild{{Meta: meta, Object: 88, AuthorID: 81, Body: secret8}, {Meta: meta, Object: 88, AuthorID: 81, Body: secret8}})
+		[]store.NewChild{{Meta: meta, Object: "88", AuthorID: "81", Body: secret8},
+			{Meta: meta, Object: "88", AuthorID: "81", Body: secret8}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +52,8 @@ func (d *desk) populate8(t *testing.T) (e eight) {
 		out[0].Err != nil {
 		t.Fatal(err, out)
 	}
-	if _, err := d.store.PutEdges(ctx, 8, kinds.Builtin().Edges["follow"], []store.EdgeWrite{{Meta: meta, From: 81, To: 82}}); err != nil {
+	if _, err := d.store.PutEdges(ctx, 8, kinds.Builtin().Edges["follow"],
+		[]store.EdgeWrite{{Meta: meta, From: "81", To: "82"}}); err != nil {
 		t.Fatal(err)
 	}
 	d.deliver(t)
@@ -221,7 +223,7 @@ func TestATenantSeesAndChangesNothingOfAnother(t *testing.T) {
 // Payloads may contain hidden or removed text. The API gives payloads to admins only.
 func TestPayloadsAreForModeratorsAndAdmins(t *testing.T) {
 	d := openDesk(t)
-	d.write(t, 5, 1, "the words")
+	d.write(t, "5", "1", "the words")
 	d.bury(t, 900_001, 1, tenant, "too large", "the words")
 	id := d.count(t, `SELECT id FROM outbox_messages`)
 	for token, may := range map[string]bool{d.Tokens.TenantReader: false, d.Tokens.Reader: false, d.Tokens.TenantModerator: true,
@@ -242,7 +244,7 @@ func TestPayloadsAreForModeratorsAndAdmins(t *testing.T) {
 
 func TestTheAuditLogSaysWhatWasMendedNotWhatTheFormSays(t *testing.T) {
 	d := openDesk(t)
-	id := d.write(t, 5, 1, "words")[0]
+	id := d.write(t, "5", "1", "words")[0]
 	d.deliver(t)
 	amy := d.signIn(t, d.Tokens.TenantAdmin)
 	amy.ended(amy.post("/console/act/inspect.repair", url.Values{"act_id": {uuid.NewString()}, "reason": {"r"},

@@ -147,7 +147,7 @@ func (c *Console) moderationData(ctx context.Context, v *view) (any, error) {
 		if p.Kinds, err = c.waiting(ctx, tx, k); err != nil {
 			return err
 		}
-		if of.Object != 0 {
+		if of.Object != "" {
 			s, err := threadcache.ReadSettings(ctx, tx, k.Name, of.Object)
 			if err != nil {
 				return err
@@ -396,11 +396,11 @@ func (c *Console) prepareDecideAll(ctx context.Context, v *view, in url.Values) 
 		return subject{}, err
 	}
 	target := "all " + list + " " + k.Plural
-	if of.Author != 0 {
-		target += fmt.Sprintf(" of author %d", of.Author)
+	if of.Author != "" {
+		target += fmt.Sprintf(" of author %s", of.Author)
 	}
-	if of.Object != 0 {
-		target += fmt.Sprintf(" under %s %d", k.Parent, of.Object)
+	if of.Object != "" {
+		target += fmt.Sprintf(" under %s %s", k.Parent, of.Object)
 	}
 	count := capped(min(n, queueCounted), n > queueCounted)
 	s := subject{Target: target, Tenant: tenant, Back: root + "moderation",
@@ -575,9 +575,11 @@ func (c *Console) threadsData(ctx context.Context, v *view) (any, error) {
 	if p.Kind, p.Kinds, err = c.moderatedKinds(v); err != nil || p.Tenant == 0 {
 		return p, err
 	}
-	after, err := v.queryInt("after")
-	if err != nil {
-		return nil, err
+	var after event.ID
+	if s := v.query("after"); s != "" {
+		if after, err = event.ParseID(s); err != nil {
+			return nil, &inputError{fmt.Sprintf("after: %v.", err)}
+		}
 	}
 	err = postgres.InTenant(ctx, c.deps.Projections, p.Tenant, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
 		p.Rows, err = threadcache.WaitingThreads(ctx, tx, p.Kind.Name, after, queueRows+1)

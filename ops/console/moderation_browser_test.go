@@ -42,12 +42,12 @@ func moderationPages(h *harness) []browserPage {
 func (h *harness) sampleModeration(t *testing.T) (held []string) {
 	t.Helper()
 	d := &desk{harness: h, store: store.New(h.db.Pool(t, postgres.RoleAPI), nil)}
-	d.settings(t, store.ThreadSettings{Object: 5, Premoderated: true, Title: "Questions to the author"})
-	held = d.write(t, 5, 1, "May I translate this?", "A first comment, which waits.", "And a third one.")
-	seen := d.write(t, 6, 2, "Buy followers here: example.com", "A quiet comment.")
+	d.settings(t, store.ThreadSettings{Object: "5", Premoderated: true, Title: "Questions to the author"})
+	held = d.write(t, "5", "1", "May I translate this?", "A first comment, which waits.", "And a third one.")
+	seen := d.write(t, "6", "2", "Buy followers here: example.com", "A quiet comment.")
 	d.report(t, seen[0], event.ModerationPending, "a link in the first comment of an account")
 	if out, err := d.store.PutEdges(t.Context(), tenant, kinds.Builtin().Edges["follow"],
-		[]store.EdgeWrite{{Meta: store.Meta{Actor: "ann"}, From: 2, To: 1}}); err != nil || out[0].Err != nil {
+		[]store.EdgeWrite{{Meta: store.Meta{Actor: "ann"}, From: "2", To: "1"}}); err != nil || out[0].Err != nil {
 		t.Fatal(err, out)
 	}
 	d.deliver(t)
@@ -146,7 +146,7 @@ func TestADecisionOfEachSortInTheBrowser(t *testing.T) {
 		if got, want := strings.Join(d.states(t, ids...), ", "), "VISIBLE 2, VISIBLE 2, VISIBLE 2, REMOVED 3, VISIBLE 2"; got != want {
 			t.Errorf("%s: the comments are %s, want %s", l, got, want)
 		}
-		if s, err := d.store.GetThread(t.Context(), tenant, comment, 6); err != nil || !s.Locked {
+		if s, err := d.store.GetThread(t.Context(), tenant, comment, "6"); err != nil || !s.Locked {
 			t.Errorf("%s: the thread is %+v, %v", l, s, err)
 		}
 		amy := h.browser(t, c, h.Tokens.TenantAdmin, l)

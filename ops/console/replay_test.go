@@ -51,7 +51,7 @@ func TestAConsumerIsReplayedFollowedAndInterrupted(t *testing.T) {
 	open := func() { c := make(chan struct{}); close(c); gate.Store(&c) }
 	open()
 	d := openDesk(t, func(_ *console.Config, deps *console.Deps) { deps.Fleet[1] = gated{deps.Fleet[1], &gate} })
-	d.write(t, 1, 5, "one", "two", "three")
+	d.write(t, "1", "5", "one", "two", "three")
 	d.publish(t)
 	stream, err := d.js.Stream(t.Context(), d.nats.Config().StreamName(0))
 	if err != nil {

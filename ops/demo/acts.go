@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strconv"
 	"strings"
 
 	"github.com/tidings/tidings/client"
@@ -98,10 +99,10 @@ func (s *Site) put(k edgeKind) act {
 		p.from = s.author()
 	}
 	if k.From == k.To && p.from == p.to {
-		p.to = p.to%client.ID(s.users) + 1
+		p.to = s.opener(p.to)
 	}
 	attributes := k.attributes.Generate(s.rnd)
-	return act{k.Name, fmt.Sprintf("%s %d: %s of %s %d", k.From, p.from, k.Name, k.To, p.to), func(ctx context.Context) (err error) {
+	return act{k.Name, fmt.Sprintf("%s %s: %s of %s %s", k.From, p.from, k.Name, k.To, p.to), func(ctx context.Context) (err error) {
 		if edges := s.client.Edges(k.Name); attributes == nil {
 			_, err = edges.Put(ctx, p.from, p.to, actor(p.from))
 		} else {
@@ -117,7 +118,7 @@ func (s *Site) put(k edgeKind) act {
 // remove deletes an edge.
 func (s *Site) remove(k edgeKind) (act, bool) {
 	p, ok := s.unlink(k.Name)
-	return act{k.Name + " undone", fmt.Sprintf("%s %d removes the %s of %s %d", k.From, p.from, k.Name, k.To, p.to),
+	return act{k.Name + " undone", fmt.Sprintf("%s %s removes the %s of %s %s", k.From, p.from, k.Name, k.To, p.to),
 		func(ctx context.Context) error {
 			return s.client.Edges(k.Name).Remove(ctx, p.from, p.to, actor(p.from))
 		}}, ok
@@ -131,7 +132,7 @@ func (s *Site) write(k childKind) act {
 		text = lure(s.rnd)
 	}
 	n := client.NewChild{AuthorID: author, Body: text, ParentID: s.answered(k, object), Attributes: k.attributes.Generate(s.rnd)}
-	return act{k.Name, fmt.Sprintf("user %d: %s on %s %d: %s", author, k.Name, k.Parent, object, short(text)),
+	return act{k.Name, fmt.Sprintf("user %s: %s on %s %s: %s", author, k.Name, k.Parent, object, short(text)),
 		func(ctx context.Context) error {
 			c, err := s.client.Children(k.Name).Create(ctx, object, n, actor(author))
 			if err != nil {
@@ -153,7 +154,7 @@ func (s *Site) write(k childKind) act {
 func (s *Site) edit(k childKind) (act, bool) {
 	c, ok := s.take(k.Name)
 	with := client.ChildEdit{Body: c.Body + "\n\n" + one(s.rnd, edits), Attributes: k.attributes.Generate(s.rnd)}
-	return act{k.Name + " edited", fmt.Sprintf("user %d edits a %s", c.AuthorID, k.Name), func(ctx context.Context) error {
+	return act{k.Name + " edited", fmt.Sprintf("user %s edits a %s", c.AuthorID, k.Name), func(ctx context.Context) error {
 		now, err := s.client.Children(k.Name).Edit(ctx, c, with, actor(c.AuthorID))
 		if err == nil {
 			s.change(func() { s.keep(k.Name, now) })
@@ -165,7 +166,7 @@ func (s *Site) edit(k childKind) (act, bool) {
 // withdraw has an author delete a child.
 func (s *Site) withdraw(k childKind) (act, bool) {
 	c, ok := s.take(k.Name)
-	return act{k.Name + " withdrawn", fmt.Sprintf("user %d deletes a %s", c.AuthorID, k.Name), func(ctx context.Context) error {
+	return act{k.Name + " withdrawn", fmt.Sprintf("user %s deletes a %s", c.AuthorID, k.Name), func(ctx context.Context) error {
 		return s.client.Children(k.Name).Delete(ctx, c, actor(c.AuthorID))
 	}}, ok
 }
@@ -216,9 +217,10 @@ func (s *Site) queue(k childKind) act {
 // opened keeps its settings.
 func (s *Site) begin(k childKind) act {
 	s.newest[k.Parent]++
-	object := client.ID(s.newest[k.Parent])
-	set := client.NewSettings{Title: title(s.rnd), Premoderated: object%6 == premoderated}
-	return act{k.Name + " thread opened", fmt.Sprintf("%s %d: %s", k.Parent, object, short(set.Title)), func(ctx context.Context) error {
+	n := s.newest[k.Parent]
+	object := event.IDOf(n)
+	set := client.NewSettings{Title: title(s.rnd), Premoderated: n%6 == premoderated}
+	return act{k.Name + " thread opened", fmt.Sprintf("%s %s: %s", k.Parent, object, short(set.Title)), func(ctx context.Context) error {
 		now, err := s.client.Children(k.Name).PutSettings(ctx, client.ChildSettings{Object: object}, set, actor(s.opener(object)))
 		if p, is := errors.AsType[*client.Problem](err); is && p.Status == http.StatusPreconditionFailed {
 			now, err = s.client.Children(k.Name).Settings(ctx, object)
@@ -231,7 +233,10 @@ func (s *Site) begin(k childKind) act {
 }
 
 // opener returns the user who opened the thread.
-func (s *Site) opener(object client.ID) client.ID { return object%client.ID(s.users) + 1 }
+func (s *Site) opener(object client.ID) client.ID {
+	n, _ := strconv.Atoi(string(object)) // the ids of the demo are numbers
+	return event.IDOf(n%s.users + 1)
+}
 
 // toggle has a moderator lock or unlock a thread. At most a quarter of the threads is locked.
 func (s *Site) toggle(k childKind) (act, bool) {
@@ -252,7 +257,7 @@ func (s *Site) toggle(k childKind) (act, bool) {
 		did = "unlocked"
 	}
 	by := one(s.rnd, moderators)
-	return act{k.Name + " thread " + did, fmt.Sprintf("%s: %s %d is %s", by, k.Parent, was.Object, did), func(ctx context.Context) error {
+	return act{k.Name + " thread " + did, fmt.Sprintf("%s: %s %s is %s", by, k.Parent, was.Object, did), func(ctx context.Context) error {
 		now, err := s.client.Children(k.Name).PutSettings(ctx, was, set, client.Actor(by))
 		if err == nil {
 			s.change(func() { all[was.Object] = now })

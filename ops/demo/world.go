@@ -55,7 +55,7 @@ func newWorld(cfg Config) *world {
 
 // skewed returns a number from 1 to n, low numbers more often.
 func (w *world) skewed(n int, skew float64) client.ID {
-	return client.ID(1 + min(int(math.Pow(w.rnd.Float64(), skew)*float64(n)), n-1))
+	return event.IDOf(1 + min(int(math.Pow(w.rnd.Float64(), skew)*float64(n)), n-1))
 }
 
 // author returns the user who acts. Some users act more often.

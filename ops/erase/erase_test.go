@@ -47,7 +47,7 @@ func TestARunningReplayStopsAnErasureButNoDryRun(t *testing.T) {
 		ProjectionsURL: projection.URL,
 		Postgres:       postgres.Config{MaxConns: 4, ConnectTimeout: 5 * time.Second, StatementTimeout: time.Minute}}
 	run := func(dry bool) error {
-		_, err := Run(t.Context(), d, erasure.Options{TenantID: 1, AuthorID: 7, Actor: "a", DryRun: dry})
+		_, err := Run(t.Context(), d, erasure.Options{TenantID: 1, AuthorID: "7", Actor: "a", DryRun: dry})
 		return err
 	}
 	running, err := replay.Exclude(t.Context(), replay.Deps{URL: d.ProjectionsURL, Postgres: d.Postgres}, d.Fleet...)
@@ -95,7 +95,7 @@ func TestTheFilesLoseWhatThePersonWroteAndKeepTheRest(t *testing.T) {
 	}
 	damaged := errors.New("damaged")
 	run := func(dryRun bool) (erasure.ColdReport, error) {
-		return cold(truth, fence)(ctx, erasure.ColdRequest{TenantID: 1, Person: 7, DryRun: dryRun,
+		return cold(truth, fence)(ctx, erasure.ColdRequest{TenantID: 1, Person: "7", DryRun: dryRun,
 			Redact: func(_, eventType string, payload []byte) ([]byte, bool, error) {
 				switch {
 				case eventType == "damaged":

@@ -21,17 +21,17 @@ import (
 
 // put makes edges of the person. Their actor occurs only in their events and versions, so each
 // occurrence is a remainder of them.
-func (w *world) put(kind string, pairs ...[2]int64) {
+func (w *world) put(kind string, pairs ...[2]event.ID) {
 	w.t.Helper()
 	w.putBy(kind, "ann "+w.secret, pairs...)
 }
 
-func (w *world) putBy(kind, actor string, pairs ...[2]int64) {
+func (w *world) putBy(kind, actor string, pairs ...[2]event.ID) {
 	w.t.Helper()
 	for some := range slices.Chunk(pairs, 400) {
 		var writes []store.EdgeWrite
 		for _, p := range some {
-			writes = append(writes, store.EdgeWrite{Meta: store.Meta{Actor: actor}, From: event.IDOf(p[0]), To: event.IDOf(p[1])})
+			writes = append(writes, store.EdgeWrite{Meta: store.Meta{Actor: actor}, From: p[0], To: p[1]})
 		}
 		out, err := w.store.PutEdges(w.t.Context(), tenant, kinds.Builtin().Edges[kind], writes)
 		for _, o := range out {
@@ -50,7 +50,7 @@ func (w *world) leftOfEdges() map[string]int {
 	ask := func(db *testkit.DB, name, sql string) {
 		w.t.Helper()
 		var n int
-		if err := db.Pool(w.t, postgres.RoleSystem).QueryRow(w.t.Context(), sql, int64(author)).Scan(&n); err != nil {
+		if err := db.Pool(w.t, postgres.RoleSystem).QueryRow(w.t.Context(), sql, w.author).Scan(&n); err != nil {
 			w.t.Fatal(name, err)
 		}
 		if n > 0 {
@@ -70,7 +70,7 @@ func (w *world) leftOfEdges() map[string]int {
 	ask(w.truthDB, "payloads", `SELECT count(*) FROM (SELECT payload, tenant_id FROM outbox_messages UNION ALL SELECT payload, tenant_id
 		FROM outbox_messages_dlq UNION ALL
 		SELECT payload, tenant_id FROM outbox_messages_archive UNION ALL SELECT payload, tenant_id FROM outbox_messages_kept) m
-		WHERE tenant_id = 1 AND $1::bigint::text IN (payload ->> 'follower_id', payload ->> 'followee_id', payload ->> 'user_id')`)
+		WHERE tenant_id = 1 AND $1::text IN (payload ->> 'follower_id', payload ->> 'followee_id', payload ->> 'user_id')`)
 	return left
 }
 
@@ -79,51 +79,54 @@ func (w *world) leftOfEdges() map[string]int {
 // unchanged.
 func TestNothingOfAPersonsEdgesIsLeftAnywhere(t *testing.T) {
 	w := newWorld(t)
+	w.author = "auth0|5f7c-12"
 	w.fleet = append(w.fleet, followercounts.New(kinds.Builtin))
 	ctx := t.Context()
 	stopRelay := w.relay()
 	stopConsumers := w.consume(w.projections)
 	defer stopConsumers()
 
-	w.put("follow", [2]int64{author, 10}, [2]int64{author, 11}, [2]int64{12, author})
-	var many [][2]int64
+	w.put("follow", [2]event.ID{w.author, "10"}, [2]event.ID{w.author, "11"}, [2]event.ID{"a.b@example.com", w.author})
+	var many [][2]event.ID
 	for from := int64(1000); from < 1520; from++ {
-		many = append(many, [2]int64{from, author})
+		many = append(many, [2]event.ID{event.IDOf(from), w.author})
 	}
 	w.put("follow", many...)
-	w.put("membership", [2]int64{author, 100})
-	w.put("like", [2]int64{author, 100}, [2]int64{author, author}) // the post has the same id as the person
-	w.putBy("follow", "bob", [2]int64{10, 11}, [2]int64{13, 10})
-	w.putBy("like", "bob", [2]int64{8, author})
+	w.put("membership", [2]event.ID{w.author, "100"})
+	w.put("like", [2]event.ID{w.author, "100"}, [2]event.ID{w.author, w.author}) // the post has the same id as the person
+	w.putBy("follow", "bob", [2]event.ID{"10", "11"}, [2]event.ID{"13", "10"})
+	w.putBy("like", "bob", [2]event.ID{"8", w.author})
 	if out, err := w.store.RemoveEdges(ctx, tenant, kinds.Builtin().Edges["follow"],
-		[]store.EdgeWrite{{Meta: store.Meta{Actor: "ann " + w.secret}, From: author, To: 11}}); err != nil || !out[0].Changed {
+		[]store.EdgeWrite{{Meta: store.Meta{Actor: "ann " + w.secret}, From: w.author, To: "11"}}); err != nil || !out[0].Changed {
 		t.Fatal(out, err)
 	}
 	w.settle(w.projections)
-	w.exec(w.projections, `INSERT INTO edge_shards (tenant_id, kind, object_id, shards) VALUES (1, 'follow', $1, 2)`, author)
-	w.exec(w.projections, `INSERT INTO follow_history_purged (tenant_id, follower_id, followee_id, version) VALUES (1, 10, $1, 2)`, author)
+	w.exec(w.projections, `INSERT INTO edge_shards (tenant_id, kind, object_id, shards) VALUES (1, 'follow', $1, 2)`, w.author)
+	w.exec(w.projections, `INSERT INTO follow_history_purged (tenant_id, follower_id, followee_id, version)
+		VALUES (1, 10, $1, 2)`, w.author)
 	// An event that nobody can apply parks the later events of its aggregate: here the removal of
-	// an edge that is counted. It spells the id in an unusual form.
-	w.put("follow", [2]int64{author, 50})
-	w.putBy("follow", "bob", [2]int64{13, 50})
+	// an edge that is counted. It spells a name and an id in unusual forms.
+	w.put("follow", [2]event.ID{w.author, "50"})
+	w.putBy("follow", "bob", [2]event.ID{"13", "50"})
 	w.settle(w.projections)
 	w.exec(w.truth, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
-		VALUES (1, 'follow', 50, 'created', jsonb_build_object('Follower_ID', '007', 'followee_id', 50, 'actor', $1::text))`, w.secret)
+		VALUES (1, 'follow', 50, 'created', jsonb_build_object('Follower_ID', $2::text, 'followee_id', 50, 'actor', $1::text))`,
+		w.secret, w.author)
 	w.settle(w.projections)
-	w.archive("outbox_messages_archive", "m.aggregate_type = 'follow' AND m.aggregate_id = 11")
+	w.archive("outbox_messages_archive", "m.aggregate_type = 'follow' AND m.aggregate_id = '11'")
 	w.archive("outbox_messages_kept", "m.aggregate_type = 'membership'")
 	if e, err := w.cold.Export(ctx, outbox.Range{From: 1, To: 50_000_001, FirstAt: time.Now()}); err != nil || e.Rows == 0 ||
 		len(filesHolding(t, w.coldDir, w.secret)) == 0 {
 		t.Fatalf("%+v, %v", e, err)
 	}
 	stopRelay()
-	w.put("follow", [2]int64{author, 14})
-	w.exec(w.truth, `WITH gone AS (DELETE FROM outbox_messages WHERE aggregate_id = 14 RETURNING *)
+	w.put("follow", [2]event.ID{w.author, "14"})
+	w.exec(w.truth, `WITH gone AS (DELETE FROM outbox_messages WHERE aggregate_id = '14' RETURNING *)
 		INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
 		available_at, attempts, trace_id, event_id, inserted_at, slot)
 		SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, 11, trace_id,
 		event_id, inserted_at, slot FROM gone`)
-	w.put("follow", [2]int64{15, author}) // waits for a relay
+	w.put("follow", [2]event.ID{"15", w.author}) // waits for a relay
 	w.relay()
 
 	dry, err := w.erase(Options{DryRun: true})
@@ -138,7 +141,7 @@ func TestNothingOfAPersonsEdgesIsLeftAnywhere(t *testing.T) {
 		report, err = w.erase(Options{Wait: time.Minute, at: func(step string) error {
 			if step == "read the stream" && !wrote { // the person writes meanwhile
 				wrote = true
-				w.put("follow", [2]int64{author, 16}, [2]int64{author, 11})
+				w.put("follow", [2]event.ID{w.author, "16"}, [2]event.ID{w.author, "11"})
 			}
 			if died[step] {
 				return nil
@@ -167,8 +170,8 @@ func TestNothingOfAPersonsEdgesIsLeftAnywhere(t *testing.T) {
 	check("after the erasure")
 	w.settle(w.projections)
 	w.equal("after the erasure", w.projections)
-	counts := map[int64][2]int64{}
-	for id := range map[int64]bool{10: true, 11: true, 12: true, 50: true, 1000: true} {
+	counts := map[event.ID][2]int64{}
+	for _, id := range []event.ID{"10", "11", "a.b@example.com", "50", "1000"} {
 		var c [2]int64
 		if err := w.projections.QueryRow(ctx, `SELECT coalesce(sum(incoming), 0), coalesce(sum(outgoing), 0) FROM edge_counts
 			WHERE tenant_id = 1 AND kind = 'follow' AND object_id = $1`, id).Scan(&c[0], &c[1]); err != nil {
@@ -176,11 +179,12 @@ func TestNothingOfAPersonsEdgesIsLeftAnywhere(t *testing.T) {
 		}
 		counts[id] = c
 	}
-	if diff := cmp.Diff(map[int64][2]int64{10: {1, 1}, 11: {1, 0}, 12: {}, 50: {1, 0}, 1000: {}}, counts); diff != "" {
+	want := map[event.ID][2]int64{"10": {1, 1}, "11": {1, 0}, "a.b@example.com": {}, "50": {1, 0}, "1000": {}}
+	if diff := cmp.Diff(want, counts); diff != "" {
 		t.Errorf("counts of others (-want +got):\n%s", diff)
 	}
 	// The like of the post with the same id as the person remains.
-	if e, err := w.store.GetEdge(ctx, tenant, kinds.Builtin().Edges["like"], 8, author); err != nil || !e.Active() {
+	if e, err := w.store.GetEdge(ctx, tenant, kinds.Builtin().Edges["like"], "8", w.author); err != nil || !e.Active() {
 		t.Error(e, err)
 	}
 	if r, err := relay.Repair(ctx, w.truth, w.nats.Config(), testkit.Logger(t), relay.RepairOptions{DryRun: true}); err != nil ||
@@ -195,21 +199,21 @@ func TestNothingOfAPersonsEdgesIsLeftAnywhere(t *testing.T) {
 	}
 	freshPool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	stopFresh := w.consume(freshPool)
-	w.putBy("follow", "bob", [2]int64{13, 17})
+	w.putBy("follow", "bob", [2]event.ID{"13", "17"})
 	w.settle(freshPool)
 	stopFresh()
 	w.equal("to a new consumer", freshPool)
 
 	// A new edge of the pair begins at version 1 everywhere.
-	w.put("follow", [2]int64{author, 10})
+	w.put("follow", [2]event.ID{w.author, "10"})
 	w.settle(w.projections)
-	if e, err := w.store.GetEdge(ctx, tenant, kinds.Builtin().Edges["follow"], author, 10); err != nil || e.Version != 1 {
+	if e, err := w.store.GetEdge(ctx, tenant, kinds.Builtin().Edges["follow"], w.author, "10"); err != nil || e.Version != 1 {
 		t.Error(e, err)
 	}
 	w.equal("with an edge that is created again", w.projections)
 	var heads int
 	if err := w.projections.QueryRow(ctx, `SELECT count(*) FROM follow_history WHERE tenant_id = 1 AND follower_id = $1
-		AND version_state = 'LATEST'`, author).Scan(&heads); err != nil || heads != 1 {
+		AND version_state = 'LATEST'`, w.author).Scan(&heads); err != nil || heads != 1 {
 		t.Errorf("%d histories, %v", heads, err)
 	}
 }

@@ -172,11 +172,12 @@ func Run(ctx context.Context, deps Deps, o Options) (Report, error) {
 	if deps.Kinds == nil {
 		return report, errors.New("erasure: no kinds given, so their children would remain")
 	}
-	if o.TenantID <= 0 || o.AuthorID <= 0 || !store.ValidActor(o.Actor) || !store.ValidReason(o.Reason) {
-		return report, fmt.Errorf("erase author %d of tenant %d, by %.80q: %w", o.AuthorID, o.TenantID, o.Actor, store.ErrInvalid)
+	if _, err := event.ParseID(string(o.AuthorID)); o.TenantID <= 0 || err != nil || !store.ValidActor(o.Actor) ||
+		!store.ValidReason(o.Reason) {
+		return report, fmt.Errorf("erase author %s of tenant %d, by %.80q: %w", o.AuthorID, o.TenantID, o.Actor, store.ErrInvalid)
 	}
 	e := &eraser{Deps: deps, o: o, store: store.New(deps.Truth, deps.Wake), report: &report, edges: newEdgeErasures(deps.Kinds),
-		deadline: time.Now().Add(o.Wait), person: fmt.Sprintf("%s:%d", kinds.Author, o.AuthorID), by: o.Actor}
+		deadline: time.Now().Add(o.Wait), person: fmt.Sprintf("%s:%s", kinds.Author, o.AuthorID), by: o.Actor}
 	if e.by == e.person { // the person's own erasure must not name them
 		e.by = event.ErasedActor
 	}
@@ -190,7 +191,7 @@ func Run(ctx context.Context, deps Deps, o Options) (Report, error) {
 		err = e.run(ctx)
 	}
 	if err != nil {
-		err = fmt.Errorf("erase author %d of tenant %d: %w", o.AuthorID, o.TenantID, err)
+		err = fmt.Errorf("erase author %s of tenant %d: %w", o.AuthorID, o.TenantID, err)
 	}
 	return report, err
 }

@@ -50,10 +50,7 @@ func TestStatements(t *testing.T) {
 
 var commentKind = kinds.Builtin().Children["comment"]
 
-const (
-	tenant = 1
-	author = 7
-)
+const tenant = 1
 
 // world is the whole path of an event. The truth and the projections have databases of their own.
 type world struct {
@@ -66,6 +63,7 @@ type world struct {
 	coldDir            string
 	cold               *coldstore.Store
 	fleet              []projections.Projection
+	author             event.ID
 	secret             string // in each text of the author, and nowhere else
 }
 
@@ -73,7 +71,7 @@ func noFence(context.Context, pgx.Tx) error { return nil }
 
 func newWorld(t *testing.T) *world {
 	w := &world{t: t, truthDB: testkit.Postgres(t), projDB: testkit.Postgres(t), nats: testkit.NATS(t), coldDir: t.TempDir(),
-		fleet: both(), secret: rand.Text()}
+		fleet: both(), author: "7", secret: rand.Text()}
 	w.truth, w.projections = w.truthDB.Pool(t, postgres.RoleSystem), w.projDB.Pool(t, postgres.RoleSystem)
 	w.cold = coldstore.New(w.truth, "file://"+w.coldDir, noFence, nil, nil)
 	t.Cleanup(func() {
@@ -131,7 +129,7 @@ func (w *world) settle(pool *pgxpool.Pool) {
 // child writes a child of another kind.
 func (w *world) child(kind string, object event.ID, body, attributes string) event.Child {
 	w.t.Helper()
-	c := store.NewChild{Meta: store.Meta{Actor: "ann"}, Object: object, AuthorID: author, Key: "key", Body: body}
+	c := store.NewChild{Meta: store.Meta{Actor: "ann"}, Object: object, AuthorID: w.author, Key: "key", Body: body}
 	if attributes != "" {
 		c.Attributes = []byte(attributes)
 	}
@@ -293,9 +291,12 @@ func (w *world) deps() Deps {
 }
 
 func (w *world) erase(o Options) (Report, error) {
-	o.TenantID, o.AuthorID, o.Actor = tenant, author, "officer"
+	o.TenantID, o.AuthorID, o.Actor = tenant, w.author, "officer"
 	return Run(w.t.Context(), w.deps(), o)
 }
+
+// user is the author as an actor.
+func (w *world) user() string { return "user:" + string(w.author) }
 
 var errKilled = errors.New("killed")
 
@@ -303,18 +304,18 @@ var errKilled = errors.New("killed")
 // removal of others' edges.
 func (w *world) acts(other event.Child) {
 	w.t.Helper()
-	ctx, by := w.t.Context(), store.Meta{Actor: "user:7"}
+	ctx, by := w.t.Context(), store.Meta{Actor: w.user()}
 	moderated, err := w.store.ModerateChildren(ctx, tenant, commentKind,
 		[]store.ChildModeration{{Meta: by, ID: other.ID, State: event.ModerationApproved}})
 	if err != nil || moderated[0].Err != nil {
 		w.t.Fatal(moderated, err)
 	}
-	set, err := w.store.SetThreads(ctx, tenant, commentKind, []store.ThreadSettings{{Meta: by, Object: 10, Title: "title"}})
+	set, err := w.store.SetThreads(ctx, tenant, commentKind, []store.ThreadSettings{{Meta: by, Object: "10", Title: "title"}})
 	if err != nil || set[0].Err != nil {
 		w.t.Fatal(set, err)
 	}
-	w.putBy("follow", by.Actor, [2]int64{20, 21})
-	w.putBy("follow", "user:77", [2]int64{20, 22})
+	w.putBy("follow", by.Actor, [2]event.ID{"20", "21"})
+	w.putBy("follow", by.Actor+"7", [2]event.ID{"20", "22"})
 	w.exec(w.truth, `INSERT INTO edge_removals (tenant_id, object, object_id, kinds, direction, actor, finished_at)
 		VALUES (1, 'user', 30, '{follow}', 'both', $1, now())`, by.Actor)
 }
@@ -325,9 +326,9 @@ func TestADamagedFileIsNamedAndEverythingElseIsErased(t *testing.T) {
 	w := newWorld(t)
 	w.relay()
 	w.consume(w.projections)
-	w.comment(tenant, author, 10, "", "", w.secret)
+	w.comment(tenant, w.author, "10", "", "", w.secret)
 	w.settle(w.projections)
-	w.archive("outbox_messages_archive", "m.aggregate_id = 10")
+	w.archive("outbox_messages_archive", "m.aggregate_id = '10'")
 	e, err := w.cold.Export(t.Context(), outbox.Range{From: 1, To: 50_000_001, FirstAt: time.Now()})
 	if err != nil {
 		t.Fatal(err)
@@ -341,7 +342,7 @@ func TestADamagedFileIsNamedAndEverythingElseIsErased(t *testing.T) {
 	if err := os.WriteFile(file, append([]byte("damaged "), sound...), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	report, err := Run(t.Context(), w.deps(), Options{TenantID: tenant, AuthorID: 99, Actor: "officer"}) // an author without children
+	report, err := Run(t.Context(), w.deps(), Options{TenantID: tenant, AuthorID: "99", Actor: "officer"}) // an author without children
 	if err != nil || !report.Done {
 		t.Errorf("another person: %+v, %v", report, err)
 	}
@@ -365,40 +366,41 @@ func TestADamagedFileIsNamedAndEverythingElseIsErased(t *testing.T) {
 
 func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	w := newWorld(t)
+	w.author = "7b0c2f52-5f0e-4d3a-9a51-6c1d7a3e9f10"
 	ctx := t.Context()
 	secret := func(what string) string { return what + " " + w.secret }
 	stopRelay := w.relay()
 	stopConsumers := w.consume(w.projections)
 
 	// The first messages of the stream are the author's.
-	root := w.comment(tenant, author, 10, "", "key", secret("first"))
+	root := w.comment(tenant, w.author, "10", "", "key", secret("first"))
 	w.edit(root, secret("second"))
-	other := w.comment(tenant, 8, 10, root.ID, "", "another author's reply")
-	deleted := w.comment(tenant, author, 10, other.ID, "", secret("deleted"))
+	other := w.comment(tenant, "8", "10", root.ID, "", "another author's reply")
+	deleted := w.comment(tenant, w.author, "10", other.ID, "", secret("deleted"))
 	if out, err := w.store.DeleteChildren(ctx, tenant, commentKind,
 		[]store.ChildDelete{{Meta: store.Meta{Actor: "ann"}, ID: deleted.ID}}); err != nil || out[0].Err != nil {
 		t.Fatal(err, out)
 	}
-	hidden := w.comment(tenant, author, 11, "", "", secret("hidden"))
+	hidden := w.comment(tenant, w.author, "11", "", "", secret("hidden"))
 	if out, err := w.store.ModerateChildren(ctx, tenant, commentKind,
 		[]store.ChildModeration{{Meta: store.Meta{Actor: "mod"}, ID: hidden.ID, State: event.ModerationHidden,
 			Reason: secret("it says")}}); err != nil || out[0].Err != nil {
 		t.Fatal(err, out)
 	}
 	w.acts(other)
-	w.child("review", 10, secret("review"), `{"rating":4}`)
-	w.child("message", 10, secret("message"), "")
-	elsewhere := w.comment(2, author, 10, "", "", "the same number in another tenant")
+	w.child("review", "10", secret("review"), `{"rating":4}`)
+	w.child("message", "10", secret("message"), "")
+	elsewhere := w.comment(2, w.author, "10", "", "", "the same number in another tenant")
 	w.settle(w.projections)
 	// A poison event of a post. The later events of the post are parked.
-	parked := w.comment(tenant, author, 50, "", "", secret("parked"))
+	parked := w.comment(tenant, w.author, "50", "", "", secret("parked"))
 	w.exec(w.truth, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload)
-		VALUES (1, 'comment', 50, 'edited', 9, jsonb_build_object('comment_id', $1::text, 'post_id', '50', 'author_id', '7', 'text',
-		$2::text, 'version', 1))`, parked.ID, secret("poison"))
+		VALUES (1, 'comment', 50, 'edited', 9, jsonb_build_object('comment_id', $1::text, 'post_id', '50', 'author_id', $3::text, 'text',
+		$2::text, 'version', 1))`, parked.ID, secret("poison"), w.author)
 	w.edit(parked, secret("parked too"))
 	w.settle(w.projections)
 	// Archived rows, and rows of a dropped range that a hold keeps.
-	w.archive("outbox_messages_archive", "m.aggregate_id = 11", "m.event_type = 'deleted'", "m.aggregate_type = 'follow'")
+	w.archive("outbox_messages_archive", "m.aggregate_id = '11'", "m.event_type = 'deleted'", "m.aggregate_type = 'follow'")
 	w.archive("outbox_messages_kept", "m.id = 1")
 	month, archived := time.Now().UTC(), outbox.Range{From: 1, To: 50_000_001, FirstAt: time.Now()}
 	month = time.Date(month.Year(), month.Month(), 1, 0, 0, 0, 0, time.UTC)
@@ -407,16 +409,16 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	}
 	// Messages in the DLQ, and messages that wait for a relay.
 	stopRelay()
-	w.comment(tenant, author, 12, "", "", secret("dead"))
-	w.exec(w.truth, `WITH gone AS (DELETE FROM outbox_messages WHERE aggregate_id = 12 RETURNING *)
+	w.comment(tenant, w.author, "12", "", "", secret("dead"))
+	w.exec(w.truth, `WITH gone AS (DELETE FROM outbox_messages WHERE aggregate_id = '12' RETURNING *)
 		INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
 		available_at, attempts, trace_id, event_id, inserted_at, slot)
 		SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, 11, trace_id,
 		event_id, inserted_at, slot FROM gone`)
-	w.comment(tenant, author, 13, "", "", secret("pending"))
-	alone := w.comment(tenant, 8, 13, "", "", "another author's, pending")
+	w.comment(tenant, w.author, "13", "", "", secret("pending"))
+	alone := w.comment(tenant, "8", "13", "", "", "another author's, pending")
 	// A shelved thread.
-	w.exec(w.truth, `WITH gone AS (DELETE FROM children_comment WHERE object_id = 11 RETURNING *) INSERT INTO children_archive_comment
+	w.exec(w.truth, `WITH gone AS (DELETE FROM children_comment WHERE object_id = '11' RETURNING *) INSERT INTO children_archive_comment
 		SELECT * FROM gone`)
 	w.exec(w.truth, `INSERT INTO archived_threads (tenant_id, kind, object_id, archive_id, state, children)
 		VALUES (1, 'comment', 11, 1, 'ARCHIVED', 1)`)
@@ -487,11 +489,11 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	w.gone("after the erasure")
 	// The author's acts are gone too. Only the stream names their actor, for as long as it keeps
 	// the messages.
-	if found := slices.Concat(holding(t, w.truthDB, `user:7"`), holding(t, w.truthDB, "user:7,"), holding(t, w.projDB, `user:7"`),
-		filesHolding(t, w.coldDir, `user:7"`)); len(found) > 0 {
+	if found := slices.Concat(holding(t, w.truthDB, w.user()+`"`), holding(t, w.truthDB, w.user()+","), holding(t, w.projDB, w.user()+`"`),
+		filesHolding(t, w.coldDir, w.user()+`"`)); len(found) > 0 {
 		t.Errorf("after the erasure the acts of the author are in %v", found)
 	}
-	if len(holding(t, w.projDB, "user:77")) == 0 || len(filesHolding(t, w.coldDir, "user:77")) == 0 {
+	if len(holding(t, w.projDB, w.user()+"7")) == 0 || len(filesHolding(t, w.coldDir, w.user()+"7")) == 0 {
 		t.Error("the acts of another person are gone")
 	}
 
@@ -510,7 +512,7 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	}
 	// A retry with a used key makes no comment.
 	out, err := w.store.CreateChildren(ctx, tenant, commentKind,
-		[]store.NewChild{{Meta: store.Meta{Actor: "ann"}, Object: 10, AuthorID: author, Key: "key", Body: secret("first")}})
+		[]store.NewChild{{Meta: store.Meta{Actor: "ann"}, Object: "10", AuthorID: w.author, Key: "key", Body: secret("first")}})
 	if err != nil || !errors.Is(out[0].Err, store.ErrKeyReused) {
 		t.Errorf("the create with the used key: %+v, %v", out, err)
 	}
@@ -570,7 +572,7 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	w.equal("after a restore", w.projections)
 
 	// A new comment of the author remains theirs, and its erasure finds nothing older.
-	if n := w.comment(tenant, author, 10, "", "", secret("new")); n.Body == "" {
+	if n := w.comment(tenant, w.author, "10", "", "", secret("new")); n.Body == "" {
 		t.Error("a new comment has no body")
 	}
 	w.settle(w.projections)

@@ -39,11 +39,11 @@ func TestDeadLettersAndTheirErrorsAreErased(t *testing.T) {
 		})
 		return all
 	}
-	c := w.comment(tenant, author, 10, "", "", w.secret)
-	other := w.comment(tenant, 8, 10, "", "", "another author's")
+	c := w.comment(tenant, w.author, "10", "", "", w.secret)
+	other := w.comment(tenant, "8", "10", "", "", "another author's")
 	w.settle(w.projections)
 	for _, l := range await(2) { // one of them waits for another attempt, and fails again
-		if l.Event.AggregateID == 10 && bytes.Contains(l.Event.Payload, []byte(c.ID)) {
+		if l.Event.AggregateID == "10" && bytes.Contains(l.Event.Payload, []byte(c.ID)) {
 			if err := letters.Retry(ctx, l.ID); err != nil {
 				t.Fatal(err)
 			}
@@ -57,7 +57,8 @@ func TestDeadLettersAndTheirErrorsAreErased(t *testing.T) {
 	w.exec(w.projections, `INSERT INTO consumer_dead_letters (consumer_name, stream_seq, partition_key, tenant_id, aggregate_type,
 			aggregate_id, event_id, event_type, event_version, headers, payload, error, cause)
 		SELECT 'threadcache', 1, 'EVENTS-0', 1, 'comment', 10, $1::text::uuid, 'edited', 1, '{}', $2, $3, $3`, c.ID,
-		[]byte(`{"comment_id": "`+c.ID+`", "post_id": "10", "author_id": "7", "body": "`+w.secret+`", "version": 1}`), fault.Error())
+		[]byte(`{"comment_id": "`+c.ID+`", "post_id": "10", "author_id": "`+string(w.author)+`", "body": "`+w.secret+`", "version": 1}`),
+		fault.Error())
 	w.exec(w.projections, `INSERT INTO consumer_dead_letter_actions (actor, action, dead_letter_id, consumer_name, stream_seq, tenant_id,
 			aggregate_type, aggregate_id, event_id, event_type, error)
 		SELECT 'ann', 'retry', 1, 'threadcache', 1, 1, 'comment', 10, $1::text::uuid, 'edited', $2`, c.ID, fault.Error())

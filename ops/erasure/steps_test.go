@@ -21,7 +21,7 @@ import (
 func (w *world) editByAuthor(c event.Child, body string) {
 	w.t.Helper()
 	out, err := w.store.EditChildren(w.t.Context(), tenant, commentKind,
-		[]store.ChildEdit{{Meta: store.Meta{Actor: "user:7"}, ID: c.ID, Body: &body}})
+		[]store.ChildEdit{{Meta: store.Meta{Actor: w.user()}, ID: c.ID, Body: &body}})
 	if err != nil || out[0].Err != nil {
 		w.t.Fatal(err, out)
 	}
@@ -33,7 +33,7 @@ func TestAnErasureDeletesNoMessageThatSomebodyHasToRead(t *testing.T) {
 	w := newWorld(t)
 	stopRelay := w.relay()
 	stopConsumers := w.consume(w.projections)
-	c := w.comment(tenant, author, 10, "", "", w.secret)
+	c := w.comment(tenant, w.author, "10", "", "", w.secret)
 	w.settle(w.projections)
 	waits := func(whom string) {
 		t.Helper()
@@ -61,7 +61,7 @@ func TestAMessageThatComesAfterItsErasureIsErasedToo(t *testing.T) {
 	w := newWorld(t)
 	w.relay()
 	w.consume(w.projections)
-	c := w.comment(tenant, author, 10, "", "key", w.secret)
+	c := w.comment(tenant, w.author, "10", "", "key", w.secret)
 	w.editByAuthor(c, "second "+w.secret)
 	w.settle(w.projections)
 	if report, err := w.erase(Options{Wait: time.Minute}); err != nil || !report.Done || report.Counts[Keys] != 1 {
@@ -73,7 +73,7 @@ func TestAMessageThatComesAfterItsErasureIsErasedToo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.exec(w.truth, appendSQL, int64(10), event.Edited, string(payload))
+	w.exec(w.truth, appendSQL, "10", event.Edited, string(payload))
 	w.settle(w.projections)
 	if report, err := w.erase(Options{Wait: time.Minute}); err != nil || !report.Done || report.Counts[Children] != 1 {
 		t.Fatalf("the late text: %+v, %v", report, err)
@@ -90,11 +90,11 @@ func TestAMessageThatComesAfterItsErasureIsErasedToo(t *testing.T) {
 func TestAnErasureWithoutItsLeaseChangesNothing(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	c := w.comment(tenant, author, 10, "", "", w.secret)
+	c := w.comment(tenant, w.author, "10", "", "", w.secret)
 	lost := errors.New("lost")
 	deps := w.deps()
 	deps.Fence = func(context.Context, pgx.Tx) error { return lost }
-	report, err := Run(t.Context(), deps, Options{TenantID: tenant, AuthorID: author, Actor: "officer"})
+	report, err := Run(t.Context(), deps, Options{TenantID: tenant, AuthorID: w.author, Actor: "officer"})
 	if !errors.Is(err, lost) || report.Runs != 0 {
 		t.Errorf("%+v, %v", report, err)
 	}

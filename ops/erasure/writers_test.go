@@ -71,13 +71,13 @@ func TestNothingThatSQLWritersWroteIsLeftAnywhere(t *testing.T) {
 	writer := w.truthDB.Pool(t, postgres.RoleWriter)
 	var taken []string
 	for post, form := range slices.Sorted(maps.Keys(forms)) {
-		c := w.comment(tenant, author, event.ID(10+post), "", "", "first "+w.secret)
-		if _, err := writer.Exec(t.Context(), appendSQL, int64(10+post), event.Edited, odd(t, c, form, "second "+w.secret, 2)); err == nil {
+		c := w.comment(tenant, w.author, event.IDOf(10+post), "", "", "first "+w.secret)
+		if _, err := writer.Exec(t.Context(), appendSQL, c.Parent, event.Edited, odd(t, c, form, "second "+w.secret, 2)); err == nil {
 			taken = append(taken, form)
 			w.exec(writer, `UPDATE comments SET version = 2, body = 'second ' || $2 WHERE comment_id = $1`, c.ID, w.secret)
 		}
 		// Also on a post that is not the comment's, alone in its partition.
-		if _, err := writer.Exec(t.Context(), appendSQL, int64(500+post), event.Edited,
+		if _, err := writer.Exec(t.Context(), appendSQL, event.IDOf(500+post), event.Edited,
 			strings.Replace(odd(t, c, form, "elsewhere "+w.secret, 3), fmt.Sprintf(`"post_id":"%d"`, 10+post),
 				fmt.Sprintf(`"post_id":"%d"`, 500+post), 1)); err == nil {
 			t.Errorf("with %s the table accepts an event on a post that is not the comment's", form)
@@ -101,15 +101,15 @@ func TestNothingThatTheTableLetThroughIsLeftAnywhere(t *testing.T) {
 	write := func(where string) {
 		for _, form := range slices.Sorted(maps.Keys(forms)) {
 			post++
-			c := w.comment(tenant, author, event.IDOf(post), "", "", "first "+w.secret)
+			c := w.comment(tenant, w.author, event.IDOf(post), "", "", "first "+w.secret)
 			for _, typ := range []string{event.Edited, event.Erased} { // also payloads that claim to be erasures
-				w.exec(w.truth, appendSQL, post, typ, odd(t, c, form, where+" "+w.secret, 2))
+				w.exec(w.truth, appendSQL, event.IDOf(post), typ, odd(t, c, form, where+" "+w.secret, 2))
 				// The comment's events on a post that is not its own: the post that the payload
 				// names, and another one.
-				w.exec(w.truth, appendSQL, 1000+post, typ, odd(t, c, form, where+" "+w.secret, 2))
+				w.exec(w.truth, appendSQL, event.IDOf(1000+post), typ, odd(t, c, form, where+" "+w.secret, 2))
 				c := c
 				c.Parent = event.IDOf(2000 + post)
-				w.exec(w.truth, appendSQL, int64(c.Parent), typ, odd(t, c, form, where+" "+w.secret, 2))
+				w.exec(w.truth, appendSQL, c.Parent, typ, odd(t, c, form, where+" "+w.secret, 2))
 			}
 		}
 	}
@@ -117,13 +117,13 @@ func TestNothingThatTheTableLetThroughIsLeftAnywhere(t *testing.T) {
 	w.settle(w.projections)
 	stop()
 	write("pending")
-	w.exec(w.truth, `WITH gone AS (DELETE FROM outbox_messages WHERE processed_at IS NULL AND aggregate_id % 3 = 0 AND event_type = 'edited'
-		RETURNING *)
+	w.exec(w.truth, `WITH gone AS (DELETE FROM outbox_messages WHERE processed_at IS NULL AND aggregate_id::int % 3 = 0
+		AND event_type = 'edited' RETURNING *)
 		INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
 		available_at, attempts, trace_id, event_id, inserted_at, slot)
 		SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, 11, trace_id,
 		event_id, inserted_at, slot FROM gone`)
-	w.archive("outbox_messages_archive", "processed_at IS NOT NULL AND aggregate_id % 3 = 1")
+	w.archive("outbox_messages_archive", "processed_at IS NOT NULL AND aggregate_id::int % 3 = 1")
 	w.relay()
 	w.erased("what the table let through")
 }
@@ -159,7 +159,7 @@ func (w *world) erased(what string) {
 		var slot int
 		if err := w.truth.QueryRow(w.t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type,
 			payload)
-			VALUES (2, 'like', $1, 'created', '{}') RETURNING slot`, id).Scan(&slot); err != nil {
+			VALUES (2, 'like', $1, 'created', '{}') RETURNING slot`, event.IDOf(id)).Scan(&slot); err != nil {
 			w.t.Fatal(err)
 		}
 		seen[slot] = true
@@ -177,10 +177,10 @@ func TestAnErasureLeavesEveryPartitionAMessage(t *testing.T) {
 	w := newWorld(t)
 	w.relay()
 	w.consume(w.projections)
-	w.comment(2, 8, 10, "", "", "what stands before it and stays: what was deleted has not expired")
-	c := w.comment(tenant, author, 10, "", "", "first "+w.secret)
+	w.comment(2, "8", "10", "", "", "what stands before it and stays: what was deleted has not expired")
+	c := w.comment(tenant, w.author, "10", "", "", "first "+w.secret)
 	for post := int64(100); post < 110; post++ {
-		w.exec(w.truth, appendSQL, post, event.Edited, odd(t, c, "as events have them", "astray "+w.secret, 2))
+		w.exec(w.truth, appendSQL, event.IDOf(post), event.Edited, odd(t, c, "as events have them", "astray "+w.secret, 2))
 	}
 	w.settle(w.projections)
 	w.erased("what went astray")

@@ -33,7 +33,7 @@ func (logbook) Wants(string) bool { return true }
 func (l logbook) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error {
 	for _, e := range events {
 		if l.refuse[e.AggregateID] {
-			return event.Permanent(fmt.Errorf("aggregate %d is refused", e.AggregateID))
+			return event.Permanent(fmt.Errorf("aggregate %s is refused", e.AggregateID))
 		}
 		if _, err := tx.Exec(ctx, `INSERT INTO logbook (aggregate, seq) VALUES ($1, $2)`, e.AggregateID, int64(e.Seq)); err != nil {
 			return err
@@ -202,7 +202,7 @@ func TestAnOperationTakesItsGroupAndNoOtherLetter(t *testing.T) {
 
 func TestLettersOfConsumersGoAggregateByAggregate(t *testing.T) {
 	const aggregates, each = 60, 3
-	r := newRig(t, 7) // aggregate 7 fails again
+	r := newRig(t, "7") // aggregate 7 fails again
 	r.park(each, aggregates, "refused")
 	g := r.group(GroupFilter{Source: deadletter.Consumers, Text: "refused"})
 	o, _ := r.work(r.desk, r.start(Operation{Source: deadletter.Consumers, Action: deadletter.Retry, TenantID: 1,
@@ -221,7 +221,7 @@ func TestLettersOfConsumersGoAggregateByAggregate(t *testing.T) {
 	}
 	// A discard also takes the letters that become the first ones, if the filter selects them.
 	o, _ = r.work(r.desk, r.start(Operation{Source: deadletter.Consumers, Action: deadletter.Discard,
-		Filter: deadletter.Filter{AggregateType: "thing", AggregateID: 7}}))
+		Filter: deadletter.Filter{AggregateType: "thing", AggregateID: "7"}}))
 	if o.Total != each || o.Seen != each || o.Done != each || r.count(`SELECT count(*) FROM consumer_dead_letters`) != 0 {
 		t.Errorf("operation: %+v", o)
 	}
@@ -381,7 +381,7 @@ func TestAnOperationIsStopped(t *testing.T) {
 func TestOneMessageThatCannotGoKeepsNoOther(t *testing.T) {
 	r := newRig(t)
 	r.bury(1, 5, "too large")
-	r.exec(`ALTER TABLE outbox_messages ADD CONSTRAINT not_three CHECK (aggregate_id <> 3)`)
+	r.exec(`ALTER TABLE outbox_messages ADD CONSTRAINT not_three CHECK (aggregate_id <> '3')`)
 	o, _ := r.work(r.desk, r.start(Operation{Source: deadletter.Outbox, Action: deadletter.Retry}))
 	if o.Done != 4 || o.Failed != 1 || o.Seen != 5 || o.LastError == "" ||
 		r.count(`SELECT count(*) FROM outbox_messages_dlq WHERE id = 3`) != 1 {

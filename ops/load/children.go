@@ -269,7 +269,7 @@ func (t *Children) Child(i int) PlannedChild {
 	}
 	return PlannedChild{
 		Parent:     int(t.parent[i]),
-		AuthorID:   client.ID(1 + author),
+		AuthorID:   client.IDOf(1 + author),
 		Body:       words(rnd, min(1+int(math.Exp(2.5+0.9*rnd.NormFloat64())), maxWords)),
 		Attributes: t.kind.Attributes.Generate(rnd),
 	}

@@ -239,7 +239,7 @@ func TestPlansFollowTheirKind(t *testing.T) {
 	}
 	for i := range plan.object {
 		c := plan.Child(i)
-		if p := (pair{plan.object[i], c.AuthorID}); seen[p] || c.Parent != -1 || plan.late(i) || c.AuthorID < 1 {
+		if p := (pair{plan.object[i], c.AuthorID}); seen[p] || c.Parent != -1 || plan.late(i) || c.AuthorID == "" {
 			t.Fatalf("child %d is %+v of object %d", i, c, plan.object[i])
 		} else {
 			seen[p] = true

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io"
 	"iter"
-	"strconv"
 
 	"github.com/tidings/tidings/client"
 )
@@ -63,7 +62,7 @@ func Read(r io.Reader, noSelf bool) iter.Seq2[Edge, error] {
 			if len(text) > 0 && text[0] != '#' {
 				e, reason := parse(text)
 				if reason == "" && noSelf && e.From == e.To {
-					reason = fmt.Sprintf("the edge leads from %d to itself", e.From)
+					reason = fmt.Sprintf("the edge leads from %s to itself", e.From)
 				}
 				if reason != "" {
 					yield(Edge{}, &LineError{line, reason})
@@ -108,11 +107,11 @@ func parse(text []byte) (Edge, string) {
 	}
 	var ids [2]client.ID
 	for i, f := range fields {
-		n, err := strconv.ParseUint(string(f), 10, 63)
-		if err != nil || n == 0 {
-			return Edge{}, fmt.Sprintf("%.40q is not an id: want a number from 1 to 9223372036854775807", f)
+		id, err := client.ParseID(string(f))
+		if err != nil {
+			return Edge{}, err.Error()
 		}
-		ids[i] = client.ID(n)
+		ids[i] = id
 	}
 	return Edge{From: ids[0], To: ids[1], Attributes: attributes}, ""
 }

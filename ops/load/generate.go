@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"hash/fnv"
+	"io"
 	"iter"
 	"math"
 	"math/rand/v2"
@@ -133,7 +135,7 @@ func Generate(spec Spec) iter.Seq[Edge] {
 				}
 			}
 			for _, to := range targets {
-				if !yield(Edge{From: client.ID(from) + 1, To: client.ID(to) + 1}) {
+				if !yield(Edge{From: client.IDOf(from + 1), To: client.IDOf(to + 1)}) {
 					return
 				}
 			}
@@ -147,7 +149,7 @@ func WithAttributes(edges iter.Seq[Edge], of Schema, seed uint64) iter.Seq2[Edge
 	return func(yield func(Edge, error) bool) {
 		for e := range edges {
 			var err error
-			if all := of.Generate(rand.New(rand.NewPCG(seed^uint64(e.From)<<32, uint64(e.To)))); all != nil {
+			if all := of.Generate(rand.New(rand.NewPCG(seed, hash(e)))); all != nil {
 				var text []byte
 				text, err = json.Marshal(all)
 				e.Attributes = string(text)
@@ -157,6 +159,13 @@ func WithAttributes(edges iter.Seq[Edge], of Schema, seed uint64) iter.Seq2[Edge
 			}
 		}
 	}
+}
+
+// hash is the same number for the same ends.
+func hash(e Edge) uint64 {
+	h := fnv.New64a()
+	_, _ = io.WriteString(h, string(e.From)+" "+string(e.To))
+	return h.Sum64()
 }
 
 // outDegrees divides the edges among the places by weight. No place has more than limit, and the

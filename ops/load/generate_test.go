@@ -2,9 +2,12 @@ package load
 
 import (
 	"slices"
+	"strconv"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/tidings/tidings/client"
 )
 
 func TestGenerate(t *testing.T) {
@@ -27,8 +30,8 @@ func TestGenerate(t *testing.T) {
 			seen := map[Edge]bool{}
 			var all []Edge
 			for e := range Generate(c.spec) {
-				if c.spec.NoSelf && e.From == e.To || e.From < 1 || e.To < 1 || int64(e.From) > c.spec.Origins ||
-					int64(e.To) > c.spec.Targets {
+				if c.spec.NoSelf && e.From == e.To || number(t, e.From) < 1 || number(t, e.To) < 1 ||
+					number(t, e.From) > int(c.spec.Origins) || number(t, e.To) > int(c.spec.Targets) {
 					t.Fatalf("edge %v", e)
 				}
 				if seen[e] {
@@ -47,12 +50,21 @@ func TestGenerate(t *testing.T) {
 	}
 }
 
+func number(t *testing.T, id client.ID) int {
+	t.Helper()
+	n, err := strconv.Atoi(string(id))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
 func TestGeneratedDegreesAreSkewed(t *testing.T) {
 	const users, edges = 10_000, 100_000
 	followers, following := make([]int, users+1), make([]int, users+1)
 	for e := range Generate(graph(users, edges, 7)) {
-		followers[e.To]++
-		following[e.From]++
+		followers[number(t, e.To)]++
+		following[number(t, e.From)]++
 	}
 	for name, degrees := range map[string][]int{"followers": followers, "following": following} {
 		slices.Sort(degrees)

@@ -242,7 +242,7 @@ func (l *Loader) put(ctx context.Context, k EdgeKind, e Edge) (after time.Durati
 	case err != nil:
 		return after, err
 	case refused != nil:
-		return 0, &RefusedError{Line: e.Line, What: fmt.Sprintf("%d -> %d", e.From, e.To), Status: resp.Status, Reason: reason(refused)}
+		return 0, &RefusedError{Line: e.Line, What: fmt.Sprintf("%s -> %s", e.From, e.To), Status: resp.Status, Reason: reason(refused)}
 	case resp.Status == http.StatusCreated:
 		l.created.Add(1)
 	default:

@@ -159,7 +159,8 @@ func (r *rig) write(ctx context.Context, rng *rand.Rand, n int64, comments *[]st
 			[]store.EdgeWrite{{Meta: meta, From: event.IDOf(1 + rng.Int64N(20)), To: event.IDOf(1 + rng.Int64N(5))}})
 		return err
 	case 0:
-		_, err := r.store.PutEdges(ctx, tenant, follows, []store.EdgeWrite{{Meta: meta, From: event.IDOf(1_000_000 + n), To: growingUser}})
+		_, err := r.store.PutEdges(ctx, tenant, follows,
+			[]store.EdgeWrite{{Meta: meta, From: event.IDOf(1_000_000 + n), To: event.IDOf(growingUser)}})
 		return err
 	case 1, 2:
 		_, err := r.store.PutEdges(ctx, tenant, follows, []store.EdgeWrite{{Meta: meta,
@@ -171,10 +172,10 @@ func (r *rig) write(ctx context.Context, rng *rand.Rand, n int64, comments *[]st
 		return err
 	case 4:
 		_, err := r.store.CreateChildren(ctx, tenant, kinds.Builtin().Children["comment"],
-			[]store.NewChild{{Meta: meta, Object: growingPost, AuthorID: 5, Body: "stays"}})
+			[]store.NewChild{{Meta: meta, Object: event.IDOf(growingPost), AuthorID: "5", Body: "stays"}})
 		return err
 	case 5:
-		c := store.NewChild{Meta: meta, Object: 1, AuthorID: 7, Body: fmt.Sprintf("comment %d", n)}
+		c := store.NewChild{Meta: meta, Object: "1", AuthorID: "7", Body: fmt.Sprintf("comment %d", n)}
 		if len(*comments) > 0 && rng.IntN(2) == 0 {
 			c.ReplyTo = (*comments)[rng.IntN(len(*comments))]
 		}
@@ -279,20 +280,20 @@ func (r *rig) readers() (stop func()) {
 
 func (r *rig) read(ctx context.Context) (now seen, err error) {
 	err = postgres.InTenant(ctx, r.api, tenant, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		counts, err := followercounts.ReadCounts(ctx, tx, []string{follows.Name}, []event.ID{growingUser})
+		counts, err := followercounts.ReadCounts(ctx, tx, []string{follows.Name}, []event.ID{event.IDOf(growingUser)})
 		if err != nil {
 			return err
 		}
-		page, err := followercounts.Incoming(ctx, tx, follows, growingUser, "", nil, 200)
+		page, err := followercounts.Incoming(ctx, tx, follows, event.IDOf(growingUser), "", nil, 200)
 		if err != nil {
 			return err
 		}
-		comments, err := threadcache.Page(ctx, tx, event.AggregateComment, growingPost, threadcache.Oldest, nil, 200)
+		comments, err := threadcache.Page(ctx, tx, event.AggregateComment, event.IDOf(growingPost), threadcache.Oldest, nil, 200)
 		if err != nil {
 			return err
 		}
-		threaded, err := threadcache.Threaded(ctx, tx, event.AggregateComment, growingPost, "", "", 200)
-		now = seen{counts[followercounts.Object{Kind: follows.Name, ID: growingUser}].Incoming, int64(len(page)),
+		threaded, err := threadcache.Threaded(ctx, tx, event.AggregateComment, event.IDOf(growingPost), "", "", 200)
+		now = seen{counts[followercounts.Object{Kind: follows.Name, ID: event.IDOf(growingUser)}].Incoming, int64(len(page)),
 			int64(len(comments)), int64(len(threaded))}
 		return err
 	})
@@ -514,10 +515,10 @@ func TestAStreamThatGrewAgainEndsInTheTruth(t *testing.T) {
 	r := newRigOn(t, b)
 	p := followercounts.New(kinds.Builtin)
 	live, _ := r.live(p)
-	follow := func(from, to event.ID) {
+	follow := func(from, to int) {
 		t.Helper()
 		for id := from; id < to; id++ {
-			w := store.EdgeWrite{Meta: store.Meta{Actor: "test"}, From: id, To: 10_000 + id}
+			w := store.EdgeWrite{Meta: store.Meta{Actor: "test"}, From: event.IDOf(id), To: event.IDOf(10_000 + id)}
 			if _, err := r.store.PutEdges(t.Context(), tenant, follows, []store.EdgeWrite{w}); err != nil {
 				t.Fatal(err)
 			}

@@ -363,7 +363,7 @@ func (r *restore) erase(ctx context.Context) error {
 		return err
 	}
 	for i, p := range all {
-		r.o.Progress(fmt.Sprintf("erasing again %d of %d: person %d of tenant %d", i+1, len(all), p.PersonID, p.TenantID))
+		r.o.Progress(fmt.Sprintf("erasing again %d of %d: person %s of tenant %d", i+1, len(all), p.PersonID, p.TenantID))
 		if err := r.Erase(ctx, p.TenantID, p.PersonID); err != nil {
 			return err
 		}

@@ -27,7 +27,7 @@ func TestARepairBringsTheKeysAloneToTheTruth(t *testing.T) {
 	pool, p := db.Pool(t, postgres.RoleSystem), followercounts.New(kinds.Builtin)
 	var writes []store.EdgeWrite
 	for to := int64(2); to <= 4; to++ {
-		writes = append(writes, store.EdgeWrite{Meta: store.Meta{Actor: "test"}, From: 1, To: event.IDOf(to)})
+		writes = append(writes, store.EdgeWrite{Meta: store.Meta{Actor: "test"}, From: "1", To: event.IDOf(to)})
 	}
 	if _, err := store.New(db.Pool(t, postgres.RoleAPI), func(int) {}).PutEdges(ctx, 1,
 		kinds.Builtin().Edges["follow"], writes); err != nil {
@@ -36,18 +36,18 @@ func TestARepairBringsTheKeysAloneToTheTruth(t *testing.T) {
 	if _, err := pool.Exec(ctx, `INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version,
 		payload, occurred_at, available_at, attempts, event_id, inserted_at, slot)
 		SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, 9, event_id,
-		inserted_at, slot FROM outbox_messages WHERE aggregate_id = 3`); err != nil {
+		inserted_at, slot FROM outbox_messages WHERE aggregate_id = '3'`); err != nil {
 		t.Fatal(err)
 	}
 	d := verify.Deps{Sources: status.Sources{Truth: pool, Projections: pool}, Fleet: []projections.Projection{p}, Kinds: kinds.Builtin}
-	for _, to := range []event.ID{2, 3} {
-		if err := verify.RepairKeys(ctx, d, p, projections.Key{Type: "follow", TenantID: 1, Aggregate: to, Other: 1}); err != nil {
+	for _, to := range []event.ID{"2", "3"} {
+		if err := verify.RepairKeys(ctx, d, p, projections.Key{Type: "follow", TenantID: 1, Aggregate: to, Other: "1"}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	var there []int64
+	var there []event.ID
 	if err := pool.QueryRow(ctx, `SELECT array_agg(to_id ORDER BY to_id) FROM edge_lists WHERE active`).Scan(&there); err != nil ||
-		len(there) != 1 || there[0] != 2 {
+		len(there) != 1 || there[0] != "2" {
 		t.Errorf("edges to %v, want only the one to 2: %v", there, err)
 	}
 }
@@ -71,14 +71,14 @@ func TestReadersDoNotWaitForARepair(t *testing.T) {
 	db, ctx := testkit.Postgres(t), t.Context()
 	pool, api, follows := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleAPI), kinds.Builtin().Edges["follow"]
 	if _, err := store.New(api, func(int) {}).PutEdges(ctx, 1, follows,
-		[]store.EdgeWrite{{Meta: store.Meta{Actor: "test"}, From: 1, To: 2}}); err != nil {
+		[]store.EdgeWrite{{Meta: store.Meta{Actor: "test"}, From: "1", To: "2"}}); err != nil {
 		t.Fatal(err)
 	}
 	followers := func() (n int64) {
 		t.Helper()
 		if err := postgres.InTenant(ctx, api, 1, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-			all, err := followercounts.ReadCounts(ctx, tx, []string{follows.Name}, []event.ID{2})
-			n = all[followercounts.Object{Kind: follows.Name, ID: 2}].Incoming
+			all, err := followercounts.ReadCounts(ctx, tx, []string{follows.Name}, []event.ID{"2"})
+			n = all[followercounts.Object{Kind: follows.Name, ID: "2"}].Incoming
 			return err
 		}); err != nil {
 			t.Error(err)
@@ -89,12 +89,12 @@ func TestReadersDoNotWaitForARepair(t *testing.T) {
 	repair := func(p projections.Projection) {
 		t.Helper()
 		d := verify.Deps{Sources: status.Sources{Truth: pool, Projections: pool}, Fleet: []projections.Projection{p}, Kinds: kinds.Builtin}
-		if err := verify.RepairKeys(ctx, d, p, projections.Key{Type: follows.Name, TenantID: 1, Aggregate: 2, Other: 1}); err != nil {
+		if err := verify.RepairKeys(ctx, d, p, projections.Key{Type: follows.Name, TenantID: 1, Aggregate: "2", Other: "1"}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	repair(p) // makes the row
-	if tag, err := pool.Exec(ctx, `UPDATE edge_counts SET incoming = 5 WHERE object_id = 2`); err != nil || tag.RowsAffected() != 1 {
+	if tag, err := pool.Exec(ctx, `UPDATE edge_counts SET incoming = 5 WHERE object_id = '2'`); err != nil || tag.RowsAffected() != 1 {
 		t.Fatal(tag, err)
 	}
 	repair(whileRepaired{p, func() { during = followers() }})

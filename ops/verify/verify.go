@@ -195,7 +195,7 @@ func verifyThreads(ctx context.Context, truth *pgxpool.Pool, limit int) (Project
 	r.Checked, err = store.CheckThreads(ctx, truth, func(f versioned.Flaw[event.Thread]) {
 		if r.Different++; len(r.Differences) < limit {
 			r.Differences = append(r.Differences, projections.Difference{Projection: r.Projection, TenantID: f.TenantID,
-				Entity: fmt.Sprintf("thread %d", f.Object.PostID),
+				Entity: fmt.Sprintf("thread %s", f.Object.PostID),
 				Field:  fmt.Sprintf("version %d, %s", f.Object.Version, f.Rule), Want: f.Want, Got: f.Got})
 		}
 	})
@@ -215,7 +215,7 @@ func verifyShelved(ctx context.Context, truth *pgxpool.Pool, limit int) (Project
 	r.Checked, err = store.CheckShelving(ctx, truth, now.Now(), func(f store.ShelvingFlaw) {
 		if r.Different++; len(r.Differences) < limit {
 			r.Differences = append(r.Differences, projections.Difference{Projection: r.Projection, TenantID: f.TenantID,
-				Entity: fmt.Sprintf("%s of %d", f.Kind, f.ObjectID), Field: f.Rule, Want: "no", Got: "yes"})
+				Entity: fmt.Sprintf("%s of %s", f.Kind, f.ObjectID), Field: f.Rule, Want: "no", Got: "yes"})
 		}
 	})
 	return r, err

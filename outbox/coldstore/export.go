@@ -155,7 +155,7 @@ func (s *Store) readAll(ctx context.Context, b *bucket, dir string, manifestSHA2
 	m, err := s.readBack(ctx, b, dir, manifestSHA256)
 	for _, x := range m.Index {
 		if err == nil {
-			err = readIndex(ctx, b, dir, x, 0, 0, nil)
+			err = readIndex(ctx, b, dir, x, 0, "", nil)
 		}
 	}
 	return err

@@ -39,7 +39,7 @@ type Column struct {
 
 // schema lists the columns of a line of Format.
 var schema = []Column{
-	{"id", "bigint"}, {"tenant_id", "bigint"}, {"aggregate_type", "text"}, {"aggregate_id", "bigint"}, {"event_type", "text"},
+	{"id", "bigint"}, {"tenant_id", "bigint"}, {"aggregate_type", "text"}, {"aggregate_id", "text"}, {"event_type", "text"},
 	{"event_version", "smallint"}, {"payload", "jsonb"}, {"occurred_at", "timestamptz"}, {"available_at", "timestamptz"},
 	{"processed_at", "timestamptz"}, {"attempts", "smallint"}, {"last_error", "text"}, {"trace_id", "text"}, {"event_id", "uuid"},
 	{"stream_seq", "bigint"}, {"inserted_at", "timestamptz"}, {"partition", "integer"}, {"slot", "smallint"},

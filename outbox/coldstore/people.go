@@ -134,7 +134,7 @@ func (s *Store) naming(ctx context.Context, b *bucket, e Export, m Manifest, ten
 // from what was written.
 func readIndex(ctx context.Context, b *bucket, dir string, x Index, tenant int64, person event.ID, found map[string]bool) error {
 	quoted := func(id event.ID) []byte { return strconv.AppendQuote(nil, id.String()) }
-	of, him, anybody := append([]byte(`"tenant_id":`), quoted(event.IDOf(tenant))...), quoted(person), quoted(0)
+	of, him, anybody := append([]byte(`"tenant_id":`), quoted(event.IDOf(tenant))...), quoted(person), quoted(event.Anybody)
 	return b.read(ctx, dir+"/"+x.Name, func(r io.Reader) error {
 		content, err := io.ReadAll(io.LimitReader(r, x.Bytes+1))
 		if err != nil {
@@ -157,7 +157,7 @@ func readIndex(ctx context.Context, b *bucket, dir string, x Index, tenant int64
 			if err := json.Unmarshal(lines.Bytes(), &line); err != nil {
 				return fmt.Errorf("%w: %w", ErrDamaged, err)
 			}
-			if line.TenantID == tenant && (slices.Contains(line.IDs, person.String()) || slices.Contains(line.IDs, "0")) {
+			if line.TenantID == tenant && (slices.Contains(line.IDs, person.String()) || slices.Contains(line.IDs, string(event.Anybody))) {
 				found[line.Segment] = true
 			}
 		}

@@ -14,7 +14,7 @@ type Row struct {
 	ID            int64           `json:"id,string"`
 	TenantID      int64           `json:"tenant_id,string"`
 	AggregateType string          `json:"aggregate_type"`
-	AggregateID   int64           `json:"aggregate_id,string"`
+	AggregateID   event.ID        `json:"aggregate_id"`
 	EventType     string          `json:"event_type"`
 	EventVersion  int16           `json:"event_version"`
 	Payload       json.RawMessage `json:"payload"`

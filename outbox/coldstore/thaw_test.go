@@ -50,11 +50,11 @@ func (r *rig) redacted(t *testing.T) Redacted {
 	t.Helper()
 	r.exec(eraseSQL)
 	for range 3 {
-		if _, err := r.Redact(t.Context(), 7, 1, erase); err != nil {
+		if _, err := r.Redact(t.Context(), 7, "1", erase); err != nil {
 			t.Fatal(err)
 		}
 	}
-	got, err := r.PreviewRedaction(t.Context(), 7, 1, erase)
+	got, err := r.PreviewRedaction(t.Context(), 7, "1", erase)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +96,7 @@ func TestWhatAThawedExporterLeftIsFoundAndSwept(t *testing.T) {
 	}
 	look := func() Redacted {
 		t.Helper()
-		got, err := r.PreviewRedaction(t.Context(), 7, 1, erase)
+		got, err := r.PreviewRedaction(t.Context(), 7, "1", erase)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -106,7 +106,7 @@ func TestWhatAThawedExporterLeftIsFoundAndSwept(t *testing.T) {
 	if got := look(); got.Remains != 1 {
 		t.Errorf("the scan finds %+v, want the remains of one export", got)
 	}
-	if _, err := r.Redact(t.Context(), 7, 1, erase); err != nil {
+	if _, err := r.Redact(t.Context(), 7, "1", erase); err != nil {
 		t.Fatal(err)
 	}
 	if got := look(); got.Remains != 0 || len(got.Unread) > 0 {
@@ -124,7 +124,7 @@ func TestWhatAThawedExporterLeftIsFoundAndSwept(t *testing.T) {
 	// Only a person knows whose files these are.
 	r.exec(`DELETE FROM outbox_archive_exports WHERE export_id = $1`, dead.ID)
 	late(dead.dir())
-	if _, err := r.Redact(t.Context(), 7, 1, erase); err != nil {
+	if _, err := r.Redact(t.Context(), 7, "1", erase); err != nil {
 		t.Fatal(err)
 	}
 	if got := look(); len(got.Unread) != 1 || !strings.Contains(got.Unread[0], dead.dir()) {

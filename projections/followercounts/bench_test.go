@@ -32,9 +32,9 @@ func BenchmarkApply(b *testing.B) {
 		{"random", splitAt, func(int64) (event.ID, event.ID) {
 			return event.IDOf(1 + r.Int64N(users)), event.IDOf(1 + users + r.Int64N(users))
 		}},
-		{"celebrity in one shard", math.MaxInt64 / maxShards, func(n int64) (event.ID, event.ID) { return event.IDOf(10 + n), 1 }},
-		{"celebrity in 64 shards", 1, func(n int64) (event.ID, event.ID) { return event.IDOf(10 + n), 1 }},
-		{"massfollower", splitAt, func(n int64) (event.ID, event.ID) { return 1, event.IDOf(10 + n) }},
+		{"celebrity in one shard", math.MaxInt64 / maxShards, func(n int64) (event.ID, event.ID) { return event.IDOf(10 + n), "1" }},
+		{"celebrity in 64 shards", 1, func(n int64) (event.ID, event.ID) { return event.IDOf(10 + n), "1" }},
+		{"massfollower", splitAt, func(n int64) (event.ID, event.ID) { return "1", event.IDOf(10 + n) }},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			pool := testkit.Postgres(b).Pool(b, postgres.RoleSystem)
@@ -88,7 +88,7 @@ func BenchmarkIncoming(b *testing.B) {
 			inTenant(b, api, 1, func(ctx context.Context, tx pgx.Tx) error {
 				n := 0
 				for b.Loop() {
-					edges, err := Incoming(ctx, tx, tested[0].Edge, 1000000, "", nil, 51)
+					edges, err := Incoming(ctx, tx, tested[0].Edge, "1000000", "", nil, 51)
 					if err != nil || len(edges) != 51 {
 						return fmt.Errorf("%d edges: %w", len(edges), err)
 					}

@@ -20,7 +20,7 @@ func (Projection) Redact(context.Context, pgx.Tx, int64, []string, bool) (int64,
 // Locks: the edges; no other transaction writes them while the offsets are held.
 const forgetSQL = `
 DELETE /* followercounts.forget */ FROM edge_lists e
- USING unnest(@froms::bigint[], @tos::bigint[]) AS k(from_id, to_id)
+ USING unnest(@froms::text[], @tos::text[]) AS k(from_id, to_id)
  WHERE e.tenant_id = @tenant AND e.kind = @kind AND e.from_id = k.from_id AND e.to_id = k.to_id
 RETURNING e.from_id, e.to_id, e.active`
 
@@ -86,7 +86,7 @@ func (p Projection) Forget(ctx context.Context, tx pgx.Tx, of projections.EdgesO
 		}
 		if err := tx.QueryRow(ctx, sql, postgres.Args{"tenant": of.TenantID, "kind": of.Kind.Name, "object": of.Object,
 			"target": of.End == kinds.To}).Scan(&n); err != nil {
-			return 0, nil, fmt.Errorf("delete the counts of %s %d: %w", of.Kind.Name, of.Object, err)
+			return 0, nil, fmt.Errorf("delete the counts of %s %s: %w", of.Kind.Name, of.Object, err)
 		}
 	}
 	return n, next, nil

@@ -69,7 +69,7 @@ func stateOf(k kinds.Edge, e *event.Edge) (state, error) {
 	}
 	var values map[string]any
 	if err := json.Unmarshal(e.Attributes, &values); err != nil {
-		return s, fmt.Errorf("the attributes of the edge %d, %d: %w", e.From, e.To, err)
+		return s, fmt.Errorf("the attributes of the edge %s, %s: %w", e.From, e.To, err)
 	}
 	if v, ok := values[name].(string); ok {
 		s.filter = &v
@@ -103,7 +103,7 @@ func (p Projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) 
 			return err
 		}
 		if edge.From == edge.To && kind.NoSelf() {
-			return event.Permanent(fmt.Errorf("event %s: the %s %d, %d leads from an object to itself", e.ID,
+			return event.Permanent(fmt.Errorf("event %s: the %s %s, %s leads from an object to itself", e.ID,
 				kind.Name, edge.From, edge.To))
 		}
 		if err := last.put(e.TenantID, kind, &edge); err != nil {
@@ -152,7 +152,7 @@ func (p Projection) apply(ctx context.Context, tx pgx.Tx, b batch) error {
 const edgesSQL = `
 WITH newer AS MATERIALIZED (
   SELECT i.*, i.hash & (coalesce(s.shards, 1) - 1) AS shard_id, coalesce(e.active, false) AS before
-    FROM unnest(@tenants::bigint[], @froms::bigint[], @tos::bigint[], @actives::boolean[], @versions::bigint[], @positions::timestamptz[],
+    FROM unnest(@tenants::bigint[], @froms::text[], @tos::text[], @actives::boolean[], @versions::bigint[], @positions::timestamptz[],
                 @hashes::int[], @filters::text[], @attributes::text[])
          WITH ORDINALITY AS i(tenant_id, from_id, to_id, active, version, positioned_at, hash, filter, attributes, ord)
     LEFT JOIN edge_shards s ON s.tenant_id = i.tenant_id AND s.kind = @kind AND s.object_id = i.to_id
@@ -223,7 +223,7 @@ func writeEdges(ctx context.Context, tx pgx.Tx, kind string, last map[key]state)
 }
 
 // deltasSQL has the arguments of the statements that change counts, as rows.
-const deltasSQL = `unnest(@tenants::bigint[], @objects::bigint[], @incoming::bigint[], @outgoing::bigint[]) AS d(tenant_id, ` +
+const deltasSQL = `unnest(@tenants::bigint[], @objects::text[], @incoming::bigint[], @outgoing::bigint[]) AS d(tenant_id, ` +
 	`object_id, incoming, outgoing)`
 
 // holdCountsSQL creates the new objects with their counts, and locks the others, all in key order.
@@ -235,7 +235,7 @@ const holdCountsSQL = `
 INSERT /* followercounts.hold */ INTO edge_counts AS c (tenant_id, kind, object_id, incoming, outgoing)
 SELECT tenant_id, @kind, object_id, greatest(incoming, 0), greatest(outgoing, 0)
   FROM ` + deltasSQL + `
- ORDER BY tenant_id, object_id
+ ORDER BY tenant_id, object_id COLLATE "C"
     ON CONFLICT (tenant_id, kind, object_id) DO UPDATE SET updated_at = c.updated_at WHERE false
 RETURNING tenant_id, object_id`
 
@@ -260,7 +260,7 @@ WITH counted AS (
 INSERT /* followercounts.gain */ INTO edge_counts AS c (tenant_id, kind, object_id, incoming, outgoing)
 SELECT tenant_id, @kind, object_id, incoming, outgoing
   FROM ` + deltasSQL + `
- ORDER BY tenant_id, object_id
+ ORDER BY tenant_id, object_id COLLATE "C"
     ON CONFLICT (tenant_id, kind, object_id) DO UPDATE
        SET incoming = c.incoming + excluded.incoming, outgoing = c.outgoing + excluded.outgoing, updated_at = now()
 RETURNING c.tenant_id, c.object_id, c.incoming

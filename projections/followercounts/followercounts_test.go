@@ -59,7 +59,7 @@ func (l lifecycle) role(from event.ID, version int64) string {
 	if len(l.Attributes) == 0 {
 		return ""
 	}
-	return roles[(int64(from)+version)%3]
+	return roles[(int64(testkit.Number(from))+version)%3]
 }
 
 // event returns the event of an edge's version.
@@ -81,7 +81,7 @@ func (l lifecycle) event(tenant int64, from, to event.ID, version int64) event.E
 	if err != nil {
 		panic(err)
 	}
-	return event.Event{ID: fmt.Sprintf("%d-%d-%d-%d", tenant, from, to, version), TenantID: tenant, AggregateType: l.Name,
+	return event.Event{ID: fmt.Sprintf("%d-%s-%s-%d", tenant, from, to, version), TenantID: tenant, AggregateType: l.Name,
 		AggregateID: to, Type: typ, Version: 1, Payload: payload}
 }
 
@@ -142,37 +142,39 @@ func TestCountsMoveOnlyWhenAnEdgesStateDoes(t *testing.T) {
 			events []event.Event
 			want   map[event.ID]Counts
 		}{
-			{"an edge counts on both sides", []event.Event{l.event(1, 7, 42, 1)}, map[event.ID]Counts{7: {0, 1}, 42: {1, 0}, 9: {}}},
-			{"the same event again counts nothing", []event.Event{l.event(1, 7, 42, 1), l.event(1, 7, 42, 1)},
-				map[event.ID]Counts{7: {0, 1}, 42: {1, 0}, 9: {}}},
-			{"removed and there again in one batch is no change", []event.Event{l.event(1, 7, 42, n), l.event(1, 7, 42, n+1)},
-				map[event.ID]Counts{7: {0, 1}, 42: {1, 0}, 9: {}}},
-			{"an old event is passed over", []event.Event{l.event(1, 7, 42, n)}, map[event.ID]Counts{7: {0, 1}, 42: {1, 0}, 9: {}}},
+			{"an edge counts on both sides", []event.Event{l.event(1, "7", "42", 1)},
+				map[event.ID]Counts{"7": {0, 1}, "42": {1, 0}, "9": {}}},
+			{"the same event again counts nothing", []event.Event{l.event(1, "7", "42", 1), l.event(1, "7", "42", 1)},
+				map[event.ID]Counts{"7": {0, 1}, "42": {1, 0}, "9": {}}},
+			{"removed and there again in one batch is no change", []event.Event{l.event(1, "7", "42", n), l.event(1, "7", "42", n+1)},
+				map[event.ID]Counts{"7": {0, 1}, "42": {1, 0}, "9": {}}},
+			{"an old event is passed over", []event.Event{l.event(1, "7", "42", n)},
+				map[event.ID]Counts{"7": {0, 1}, "42": {1, 0}, "9": {}}},
 			{"an object may gain and lose in one batch, where an older version comes later",
-				[]event.Event{l.event(1, 7, 42, 2*n), l.event(1, 7, 42, 2*n-1), l.event(1, 9, 7, 1)},
-				map[event.ID]Counts{7: {1, 0}, 42: {0, 0}, 9: {0, 1}}},
-			{"an edge whose first event is its removal does not count", []event.Event{l.event(1, 5, 9, n)},
-				map[event.ID]Counts{7: {1, 0}, 42: {0, 0}, 9: {0, 1}}},
-			{"its older event, late, counts nothing", []event.Event{l.event(1, 5, 9, 1)},
-				map[event.ID]Counts{7: {1, 0}, 42: {0, 0}, 9: {0, 1}}},
-			{"another tenant's edge is another edge", []event.Event{l.event(2, 7, 42, 1)},
-				map[event.ID]Counts{7: {1, 0}, 42: {0, 0}, 9: {0, 1}}},
-			{"an edge of another kind is another edge", []event.Event{lifecycle{kind("like"), 2}.event(1, 9, 7, 1)},
-				map[event.ID]Counts{7: {1, 0}, 42: {0, 0}, 9: {0, 1}}},
+				[]event.Event{l.event(1, "7", "42", 2*n), l.event(1, "7", "42", 2*n-1), l.event(1, "9", "7", 1)},
+				map[event.ID]Counts{"7": {1, 0}, "42": {0, 0}, "9": {0, 1}}},
+			{"an edge whose first event is its removal does not count", []event.Event{l.event(1, "5", "9", n)},
+				map[event.ID]Counts{"7": {1, 0}, "42": {0, 0}, "9": {0, 1}}},
+			{"its older event, late, counts nothing", []event.Event{l.event(1, "5", "9", 1)},
+				map[event.ID]Counts{"7": {1, 0}, "42": {0, 0}, "9": {0, 1}}},
+			{"another tenant's edge is another edge", []event.Event{l.event(2, "7", "42", 1)},
+				map[event.ID]Counts{"7": {1, 0}, "42": {0, 0}, "9": {0, 1}}},
+			{"an edge of another kind is another edge", []event.Event{lifecycle{kind("like"), 2}.event(1, "9", "7", 1)},
+				map[event.ID]Counts{"7": {1, 0}, "42": {0, 0}, "9": {0, 1}}},
 		} {
 			apply(t, pool, step.events...)
-			if diff := cmp.Diff(step.want, l.counts(t, pool, 1, 7, 9, 42)); diff != "" {
+			if diff := cmp.Diff(step.want, l.counts(t, pool, 1, "7", "9", "42")); diff != "" {
 				t.Errorf("%s: %s (-want +got):\n%s", l.Name, step.name, diff)
 			}
 		}
-		if diff := cmp.Diff(map[event.ID]Counts{7: {0, 1}}, l.counts(t, pool, 2, 7)); diff != "" {
+		if diff := cmp.Diff(map[event.ID]Counts{"7": {0, 1}}, l.counts(t, pool, 2, "7")); diff != "" {
 			t.Errorf("%s: tenant 2 (-want +got):\n%s", l.Name, diff)
 		}
 	}
 	inTenant(t, pool, 1, func(ctx context.Context, tx pgx.Tx) error {
-		got, err := ReadCounts(ctx, tx, []string{"follow", "like", "membership", "share"}, []event.ID{7, 9, 100})
-		want := map[Object]Counts{{"follow", 7}: {1, 0}, {"follow", 9}: {0, 1}, {"membership", 7}: {1, 0}, {"membership", 9}: {0, 1},
-			{"like", 7}: {1, 0}, {"like", 9}: {0, 1}}
+		got, err := ReadCounts(ctx, tx, []string{"follow", "like", "membership", "share"}, []event.ID{"7", "9", "100"})
+		want := map[Object]Counts{{"follow", "7"}: {1, 0}, {"follow", "9"}: {0, 1}, {"membership", "7"}: {1, 0},
+			{"membership", "9"}: {0, 1}, {"like", "7"}: {1, 0}, {"like", "9"}: {0, 1}}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("all kinds (-want +got):\n%s", diff)
 		}
@@ -184,18 +186,18 @@ func TestAPayloadThatIsNoEdgeIsPermanent(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	bad := map[string]func(*event.Event){
 		"not JSON":            func(e *event.Event) { e.Payload = []byte("{") },
-		"another aggregate's": func(e *event.Event) { e.AggregateID = 41 },
+		"another aggregate's": func(e *event.Event) { e.AggregateID = "41" },
 		"no version":          func(e *event.Event) { e.Payload = []byte(`{"follower_id":"7","followee_id":"42","status":"ACTIVE"}`) },
 		"an unknown status": func(e *event.Event) {
 			e.Payload = []byte(`{"follower_id":"7","followee_id":"42","status":"MUTED","version":1}`)
 		},
-		"to itself, of a kind that forbids it": func(e *event.Event) { *e = tested[0].event(1, 7, 7, 1) },
+		"to itself, of a kind that forbids it": func(e *event.Event) { *e = tested[0].event(1, "7", "7", 1) },
 		"an unknown kind":                      func(e *event.Event) { e.AggregateType = "muting" },
 		"a type of the future":                 func(e *event.Event) { e.Type = "muted" },
 		"a version of the future":              func(e *event.Event) { e.Version = 2 },
 	}
 	for name, change := range bad {
-		e := tested[0].event(1, 7, 42, 1)
+		e := tested[0].event(1, "7", "42", 1)
 		change(&e)
 		ctx := context.Background()
 		err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return projection.Apply(ctx, tx, []event.Event{e}) })
@@ -203,7 +205,7 @@ func TestAPayloadThatIsNoEdgeIsPermanent(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	apply(t, pool, tested[1].event(1, 7, 7, 1)) // a user and a group
+	apply(t, pool, tested[1].event(1, "7", "7", 1)) // a user and a group
 }
 
 // walk reads all pages of limit entries.
@@ -222,6 +224,9 @@ func walk(read func(after *EdgeCursor) ([]Edge, error), limit int) (all []Edge, 
 	}
 }
 
+// ids have the forms of ids.
+var ids = []event.ID{"2", "10", "01", "7b0c2f52-5f0e-4d3a-9a51-6c1d7a3e9f10", "auth0|5f7c-12", "a.b@example.com"}
+
 // TestAnyDeliveryEndsInAFoldOfTheTruth delivers histories in any order, cut at any place, with
 // repetitions. It compares the answers that readers get with a fold of the newest delivered version
 // of each edge.
@@ -233,7 +238,6 @@ func TestAnyDeliveryEndsInAFoldOfTheTruth(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		ctx := context.Background()
 		tenant++
-		const ids = 6
 		newest := map[string]map[key]int64{}
 		for _, l := range tested {
 			newest[l.Name] = map[key]int64{}
@@ -242,11 +246,8 @@ func TestAnyDeliveryEndsInAFoldOfTheTruth(t *testing.T) {
 			var batch []event.Event
 			for range rapid.IntRange(0, 12).Draw(rt, "events") {
 				l := rapid.SampledFrom(tested).Draw(rt, "kind")
-				a := event.IDOf(rapid.Int64Range(1, ids).Draw(rt, "from"))
-				b := event.IDOf(rapid.Int64Range(1, ids).Filter(func(b int64) bool {
-					return event.IDOf(b) != a ||
-						!l.NoSelf()
-				}).Draw(rt, "to"))
+				a := rapid.SampledFrom(ids).Draw(rt, "from")
+				b := rapid.SampledFrom(ids).Filter(func(b event.ID) bool { return b != a || !l.NoSelf() }).Draw(rt, "to")
 				v := rapid.Int64Range(1, 8).Draw(rt, "version")
 				batch = append(batch, l.event(tenant, a, b, v))
 				newest[l.Name][key{tenant, a, b}] = max(newest[l.Name][key{tenant, a, b}], v)
@@ -257,7 +258,7 @@ func TestAnyDeliveryEndsInAFoldOfTheTruth(t *testing.T) {
 			}
 			for _, l := range tested {
 				err := postgres.InTenant(ctx, api, tenant, pgx.TxOptions{},
-					func(tx pgx.Tx) error { return l.compare(ctx, tx, newest[l.Name], ids) })
+					func(tx pgx.Tx) error { return l.compare(ctx, tx, newest[l.Name]) })
 				if err != nil {
 					rt.Fatal(err)
 				}
@@ -279,10 +280,10 @@ func newestFirst(a, b Edge) int {
 	if c := b.PositionedAt.Compare(a.PositionedAt); c != 0 {
 		return c
 	}
-	return int(b.ID - a.ID)
+	return strings.Compare(string(b.ID), string(a.ID))
 }
 
-func (l lifecycle) compare(ctx context.Context, tx pgx.Tx, newest map[key]int64, ids event.ID) error {
+func (l lifecycle) compare(ctx context.Context, tx pgx.Tx, newest map[key]int64) error {
 	incoming, outgoing := map[event.ID][]Edge{}, map[event.ID][]Edge{}
 	for k, v := range newest {
 		if l.active(v) {
@@ -290,13 +291,13 @@ func (l lifecycle) compare(ctx context.Context, tx pgx.Tx, newest map[key]int64,
 			outgoing[k.from] = append(outgoing[k.from], l.line(k, k.to, v))
 		}
 	}
-	for id := event.ID(1); id <= ids; id++ {
+	for _, id := range ids {
 		got, err := ReadCounts(ctx, tx, []string{l.Name}, []event.ID{id})
 		if err != nil {
 			return err
 		}
 		if want := (Counts{int64(len(incoming[id])), int64(len(outgoing[id]))}); got[Object{l.Name, id}] != want {
-			return fmt.Errorf("%s: counts of %d: got %v, want %v", l.Name, id, got, want)
+			return fmt.Errorf("%s: counts of %s: got %v, want %v", l.Name, id, got, want)
 		}
 		for _, side := range []struct {
 			want []Edge
@@ -316,12 +317,12 @@ func (l lifecycle) compare(ctx context.Context, tx pgx.Tx, newest map[key]int64,
 					return err
 				}
 				if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" {
-					return fmt.Errorf("%s: page of %d, filter %q (-want +got):\n%s", l.Name, id, filter, diff)
+					return fmt.Errorf("%s: page of %s, filter %q (-want +got):\n%s", l.Name, id, filter, diff)
 				}
 			}
 		}
 	}
-	return l.compareRelations(ctx, tx, incoming, outgoing, ids)
+	return l.compareRelations(ctx, tx, incoming, outgoing)
 }
 
 // filters are the filters of a list, including no filter.
@@ -336,14 +337,14 @@ func unfiltered(ctx context.Context, tx pgx.Tx, k kinds.Edge, id event.ID, _ str
 	return Outgoing(ctx, tx, k, id, after, limit)
 }
 
-func (l lifecycle) compareRelations(ctx context.Context, tx pgx.Tx, incoming, outgoing map[event.ID][]Edge, ids event.ID) error {
+func (l lifecycle) compareRelations(ctx context.Context, tx pgx.Tx, incoming, outgoing map[event.ID][]Edge) error {
 	find := func(edges []Edge, id event.ID) int {
 		return slices.IndexFunc(edges, func(e Edge) bool { return e.ID == id })
 	}
 	var pairs []Pair
 	var want []Relation
-	for a := event.ID(1); a <= ids; a++ {
-		for b := event.ID(1); b <= ids; b++ {
+	for _, a := range ids {
+		for _, b := range ids {
 			pairs = append(pairs, Pair{a, b})
 			r := Relation{Back: find(incoming[a], b) >= 0}
 			if i := find(outgoing[a], b); i >= 0 {
@@ -356,13 +357,13 @@ func (l lifecycle) compareRelations(ctx context.Context, tx pgx.Tx, incoming, ou
 					mutual = append(mutual, Edge{ID: e.ID, PositionedAt: e.PositionedAt})
 				}
 			}
-			for _, limit := range []int{1, int(ids)} {
+			for _, limit := range []int{1, len(ids)} {
 				got, truncated, err := Mutuals(ctx, tx, l.Name, a, b, limit)
 				if err != nil {
 					return err
 				}
 				if n := min(limit, len(mutual)); !cmp.Equal(got, mutual[:n], cmpopts.EquateEmpty()) || truncated != (n < len(mutual)) {
-					return fmt.Errorf("%s: mutuals %d/%d by %d: got %v (truncated %t) of %v", l.Name, a, b, limit, got, truncated, mutual)
+					return fmt.Errorf("%s: mutuals %s/%s by %d: got %v (truncated %t) of %v", l.Name, a, b, limit, got, truncated, mutual)
 				}
 			}
 		}
@@ -405,12 +406,12 @@ func TestMutualsOfTheCelebratedAreTheBeginningOfTheList(t *testing.T) {
 		limit, found int
 		truncated    bool
 	}{
-		"a page of two celebrated accounts":                         {1, 2, 200, 200, true},
-		"as many edges of two celebrated accounts as Mutuals reads": {1, 2, 10000, MutualsCap/3 + 1, true},
-		"one who follows many, and few followers":                   {1, 3, 200, 9, false},
-		"one who follows few, and many followers":                   {4, 2, 200, 3, false},
-		"few on both sides":                                         {4, 3, 200, 9, false},
-		"few on both sides, of which there are more than asked":     {4, 3, 8, 8, true},
+		"a page of two celebrated accounts":                         {"1", "2", 200, 200, true},
+		"as many edges of two celebrated accounts as Mutuals reads": {"1", "2", 10000, MutualsCap/3 + 1, true},
+		"one who follows many, and few followers":                   {"1", "3", 200, 9, false},
+		"one who follows few, and many followers":                   {"4", "2", 200, 3, false},
+		"few on both sides":                                         {"4", "3", 200, 9, false},
+		"few on both sides, of which there are more than asked":     {"4", "3", 8, 8, true},
 	} {
 		inTenant(t, db.Pool(t, postgres.RoleAPI), 1, func(ctx context.Context, tx pgx.Tx) error {
 			all, _, err := Mutuals(ctx, tx, "follow", c.user, c.other, c.limit)
@@ -478,7 +479,7 @@ func TestBatchesThatShareAccountsDoNotDeadlock(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if diff := cmp.Diff(map[event.ID]Counts{1: {}, 2: {}}, tested[0].counts(t, pool, 1, 1, 2)); diff != "" {
+	if diff := cmp.Diff(map[event.ID]Counts{"1": {}, "2": {}}, tested[0].counts(t, pool, 1, "1", "2")); diff != "" {
 		t.Errorf("after all removals (-want +got):\n%s", diff)
 	}
 }
@@ -487,8 +488,8 @@ func TestVerifyNamesEachDifference(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	ctx := context.Background()
 	follow, member := tested[0].event, tested[1].event
-	apply(t, pool, follow(1, 1, 2, 1), follow(1, 1, 3, 1), follow(1, 2, 3, 2), follow(2, 1, 2, 1), member(1, 1, 2, 2),
-		member(1, 5, 2, 1), member(3, 5, 2, 1))
+	apply(t, pool, follow(1, "1", "2", 1), follow(1, "1", "3", 1), follow(1, "2", "3", 2), follow(2, "1", "2", 1), member(1, "1", "2", 2),
+		member(1, "5", "2", 1), member(3, "5", "2", 1))
 	if _, err := pool.Exec(ctx, `INSERT INTO edges (tenant_id, kind, from_id, to_id, status, version, positioned_at, attributes)
 	  SELECT tenant_id, kind, from_id, to_id, CASE WHEN active THEN 'ACTIVE' ELSE 'REMOVED' END, version, positioned_at, attributes
 	  FROM edge_lists`); err != nil {
@@ -507,9 +508,9 @@ func TestVerifyNamesEachDifference(t *testing.T) {
 	if got := verify(); len(got) > 0 {
 		t.Errorf("equal tables differ: %q", got)
 	}
-	for _, sql := range []string{`UPDATE follows SET version = 3, status = 'ACTIVE' WHERE tenant_id = 1 AND follower_id = 2`,
-		`DELETE FROM follows WHERE tenant_id = 2`, `UPDATE edge_counts SET outgoing = 5 WHERE tenant_id = 1 AND object_id = 1`,
-		`UPDATE edge_lists SET shard_id = 3 WHERE tenant_id = 1 AND kind = 'follow' AND from_id = 1`,
+	for _, sql := range []string{`UPDATE follows SET version = 3, status = 'ACTIVE' WHERE tenant_id = 1 AND follower_id = '2'`,
+		`DELETE FROM follows WHERE tenant_id = 2`, `UPDATE edge_counts SET outgoing = 5 WHERE tenant_id = 1 AND object_id = '1'`,
+		`UPDATE edge_lists SET shard_id = 3 WHERE tenant_id = 1 AND kind = 'follow' AND from_id = '1'`,
 		`INSERT INTO edge_shards VALUES (1, 'follow', 2, 4), (1, 'follow', 3, 2)`,
 		`UPDATE memberships SET attributes = '{"role": "owner"}' WHERE tenant_id = 3`} {
 		if _, err := pool.Exec(ctx, sql); err != nil {

@@ -18,7 +18,7 @@ import (
 const InspectMost = 10_000
 
 // InspectEdges compares up to limit edges of the kind from an object with the projection's edges,
-// by target, after the target after (0: from the first). It returns the last target, or 0 at the
+// by target, after the target after ("": from the first). It returns the last target, or "" at the
 // end. Both pools act as the system role. Cost: one range on each side.
 func InspectEdges(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Edge, tenant int64, from, after event.ID,
 	limit int) (page []projections.Diff, next event.ID, err error) {
@@ -27,7 +27,7 @@ func InspectEdges(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.
 		ofObject(edges(ctx, projection, k.Name, edgeRow{TenantID: tenant, From: from, To: after}, limit), tenant, from),
 		limit, (*edgeRow).compare, func(want, got *edgeRow) { page = append(page, diffEdge(k, want, got)) })
 	if err != nil {
-		return nil, 0, fmt.Errorf("inspect %s from %d of tenant %d: %w", k.Plural, from, tenant, err)
+		return nil, "", fmt.Errorf("inspect %s from %s of tenant %d: %w", k.Plural, from, tenant, err)
 	}
 	if last != nil {
 		next = last.To
@@ -39,11 +39,18 @@ func InspectEdges(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.
 // edge.
 func InspectEdge(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Edge, tenant int64, from,
 	to event.ID) (projections.Diff, error) {
-	page, _, err := InspectEdges(ctx, truth, projection, k, tenant, from, to-1, 1)
+	page, _, err := InspectEdges(ctx, truth, projection, k, tenant, from, before(to), 1)
 	if err != nil || len(page) == 0 || page[0].Key.Aggregate != to {
 		return projections.Diff{}, err
 	}
 	return page[0], nil
+}
+
+// before returns a text that is behind every id below the given one. Ids have no characters above
+// ~.
+func before(id event.ID) event.ID {
+	n := len(id) - 1
+	return id[:n] + event.ID([]byte{id[n] - 1, 0x7f})
 }
 
 // ofObject yields the edges of one object and ends behind them.
@@ -61,10 +68,10 @@ func ofObject(all iter.Seq2[*edgeRow, error], tenant int64, from event.ID) iter.
 // list, up to @most. Index: edge_counts_pkey; edge_lists_reverse_idx, one range. Locks: none.
 const inspectCountsSQL = `
 SELECT /* followercounts.inspect_counts */
-       coalesce((SELECT incoming FROM edge_counts WHERE tenant_id = @tenant::bigint AND kind = @kind AND object_id = @object::bigint), 0),
-       coalesce((SELECT outgoing FROM edge_counts WHERE tenant_id = @tenant::bigint AND kind = @kind AND object_id = @object::bigint), 0),
+       coalesce((SELECT incoming FROM edge_counts WHERE tenant_id = @tenant::bigint AND kind = @kind AND object_id = @object::text), 0),
+       coalesce((SELECT outgoing FROM edge_counts WHERE tenant_id = @tenant::bigint AND kind = @kind AND object_id = @object::text), 0),
        (SELECT count(*) FROM (SELECT FROM edge_lists e
-         WHERE e.tenant_id = @tenant::bigint AND e.kind = @kind AND e.to_id = @object::bigint AND e.active LIMIT @most::bigint) l)`
+         WHERE e.tenant_id = @tenant::bigint AND e.kind = @kind AND e.to_id = @object::text AND e.active LIMIT @most::bigint) l)`
 
 // InspectCounts compares the counts of an object of a type ("user") with its edges. It counts the
 // edges from the object in the truth. It counts the edges to the object in the projection's own
@@ -74,13 +81,13 @@ SELECT /* followercounts.inspect_counts */
 func InspectCounts(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Edge, objectType string,
 	tenant int64, object event.ID) (b projections.Diff, exact bool, err error) {
 	b = projections.Diff{InTruth: true, InProjection: true,
-		Difference: projections.Difference{Projection: Name, TenantID: tenant, Entity: fmt.Sprintf("counts of %s %d", objectType, object),
+		Difference: projections.Difference{Projection: Name, TenantID: tenant, Entity: fmt.Sprintf("counts of %s %s", objectType, object),
 			Key: projections.Key{Type: k.Name, TenantID: tenant, Aggregate: object}}}
 	var got store.Counts
 	var incoming int64
 	args := postgres.Args{"tenant": tenant, "kind": k.Name, "object": object, "most": InspectMost}
 	if err := projection.QueryRow(ctx, inspectCountsSQL, args).Scan(&got.Incoming, &got.Outgoing, &incoming); err != nil {
-		return b, false, fmt.Errorf("inspect the counts of %s %d of tenant %d: %w", objectType, object, tenant, err)
+		return b, false, fmt.Errorf("inspect the counts of %s %s of tenant %d: %w", objectType, object, tenant, err)
 	}
 	exact = true
 	add := func(name string, want, got int64, all bool) {

@@ -22,8 +22,8 @@ func TestInspectionPutsEdgesBesideTheProjection(t *testing.T) {
 	s, k := store.New(db.Pool(t, postgres.RoleAPI), nil), kinds.Builtin().Edges["follow"]
 	var puts []store.EdgeWrite
 	for to := int64(2); to <= 8; to++ {
-		puts = append(puts, store.EdgeWrite{Meta: store.Meta{Actor: "test"}, From: 1, To: event.IDOf(to)},
-			store.EdgeWrite{Meta: store.Meta{Actor: "test"}, From: event.IDOf(to), To: 1})
+		puts = append(puts, store.EdgeWrite{Meta: store.Meta{Actor: "test"}, From: "1", To: event.IDOf(to)},
+			store.EdgeWrite{Meta: store.Meta{Actor: "test"}, From: event.IDOf(to), To: "1"})
 	}
 	if _, err := s.PutEdges(ctx, 1, k, puts); err != nil {
 		t.Fatal(err)
@@ -42,8 +42,8 @@ func TestInspectionPutsEdgesBesideTheProjection(t *testing.T) {
 			all = append(all, fmt.Sprint(d.Entity, " ", d.Field, ": ", d.Want, ", ", d.Got))
 		}
 		pages := 0
-		for after := event.ID(0); pages == 0 || after != 0; pages++ {
-			page, next, err := InspectEdges(ctx, system, system, k, 1, 1, after, 3)
+		for after := event.ID(""); pages == 0 || after != ""; pages++ {
+			page, next, err := InspectEdges(ctx, system, system, k, 1, "1", after, 3)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -52,7 +52,7 @@ func TestInspectionPutsEdgesBesideTheProjection(t *testing.T) {
 			}
 			after = next
 		}
-		b, exact, err := InspectCounts(ctx, system, system, k, "user", 1, 1)
+		b, exact, err := InspectCounts(ctx, system, system, k, "user", 1, "1")
 		if err != nil || !exact || len(b.Fields) != 2 || pages != 3 {
 			t.Errorf("counts: %+v, %t, %v; %d pages", b, exact, err, pages)
 		}
@@ -62,8 +62,9 @@ func TestInspectionPutsEdgesBesideTheProjection(t *testing.T) {
 	if got := look(); len(got) != 0 {
 		t.Errorf("before: %q", got)
 	}
-	for _, sql := range []string{`UPDATE edge_lists SET active = false WHERE from_id = 1 AND to_id = 4`,
-		`DELETE FROM edge_lists WHERE from_id = 1 AND to_id = 6`, `UPDATE edge_counts SET incoming = 9, outgoing = 9 WHERE object_id = 1`} {
+	for _, sql := range []string{`UPDATE edge_lists SET active = false WHERE from_id = '1' AND to_id = '4'`,
+		`DELETE FROM edge_lists WHERE from_id = '1' AND to_id = '6'`,
+		`UPDATE edge_counts SET incoming = 9, outgoing = 9 WHERE object_id = '1'`} {
 		if _, err := owner.Exec(ctx, sql); err != nil {
 			t.Fatal(err)
 		}
@@ -77,7 +78,7 @@ func TestInspectionPutsEdgesBesideTheProjection(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("after (-want +got):\n%s", diff)
 	}
-	if b, err := InspectEdge(ctx, system, system, k, 1, 1, 6); err != nil || !b.InTruth || b.InProjection || b.Key.Other != 1 {
+	if b, err := InspectEdge(ctx, system, system, k, 1, "1", "6"); err != nil || !b.InTruth || b.InProjection || b.Key.Other != "1" {
 		t.Errorf("an edge that the projection lacks: %+v, %v", b, err)
 	}
 	for _, other := range [][3]int64{{1, 1, 9}, {2, 1, 6}} {

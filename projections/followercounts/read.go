@@ -88,7 +88,7 @@ func Outgoing(ctx context.Context, tx pgx.Tx, k kinds.Edge, id event.ID, after *
 
 func page(ctx context.Context, tx pgx.Tx, list listSQL, k kinds.Edge, id event.ID, filter string, after *EdgeCursor,
 	limit int) ([]Edge, error) {
-	args := postgres.Args{"kind": k.Name, "id": id, "limit": limit, "positioned_at": any("infinity"), "after": int64(0)}
+	args := postgres.Args{"kind": k.Name, "id": id, "limit": limit, "positioned_at": any("infinity"), "after": event.ID("")}
 	if after != nil {
 		args["positioned_at"], args["after"] = after.PositionedAt, after.ID
 	}
@@ -102,7 +102,7 @@ func page(ctx context.Context, tx pgx.Tx, list listSQL, k kinds.Edge, id event.I
 	rows, _ := tx.Query(ctx, sql, args)
 	edges, err := pgx.CollectRows(rows, pgx.RowToStructByName[Edge])
 	if err != nil {
-		return nil, fmt.Errorf("read a page of %d %s of %d: %w", limit, k.Plural, id, err)
+		return nil, fmt.Errorf("read a page of %d %s of %s: %w", limit, k.Plural, id, err)
 	}
 	return edges, nil
 }
@@ -140,7 +140,7 @@ func ReadCounts(ctx context.Context, tx pgx.Tx, names []string, ids []event.ID) 
 // per edge. Locks: none.
 const reachedSQL = `
 SELECT /* followercounts.reached */ NOT EXISTS (
-  SELECT FROM unnest(@kinds::text[], @froms::bigint[], @tos::bigint[], @versions::bigint[]) AS w(kind, from_id, to_id, version)
+  SELECT FROM unnest(@kinds::text[], @froms::text[], @tos::text[], @versions::bigint[]) AS w(kind, from_id, to_id, version)
     LEFT JOIN edge_lists e ON e.tenant_id = current_setting('tidings.tenant')::bigint AND e.kind = w.kind
                           AND e.from_id = w.from_id AND e.to_id = w.to_id
    WHERE coalesce(e.version, 0) < w.version)`

@@ -25,7 +25,7 @@ type Relation struct {
 // probe for each. Index: edge_lists_pkey, two probes for each pair. Locks: none.
 const relationsSQL = `
 SELECT /* followercounts.relations */ p.ord::int, there.positioned_at, back.active IS NOT NULL
-  FROM unnest(@froms::bigint[], @tos::bigint[]) WITH ORDINALITY AS p(from_id, to_id, ord)
+  FROM unnest(@froms::text[], @tos::text[]) WITH ORDINALITY AS p(from_id, to_id, ord)
   LEFT JOIN LATERAL (SELECT positioned_at FROM edge_lists e
                       WHERE e.tenant_id = current_setting('tidings.tenant')::bigint AND e.kind = @kind
                         AND e.from_id = p.from_id AND e.to_id = p.to_id AND e.active LIMIT 1) there ON true
@@ -110,7 +110,7 @@ func Mutuals(ctx context.Context, tx pgx.Tx, kind string, id, other event.ID, li
 	rows, _ := tx.Query(ctx, sql, postgres.Args{"kind": kind, "id": id, "other": other, "cap": MutualsCap, "limit": limit + 1})
 	edges, err = pgx.CollectRows(rows, pgx.RowToStructByNameLax[Edge])
 	if err != nil {
-		return nil, false, fmt.Errorf("read the mutual %ss of %d and %d: %w", kind, id, other, err)
+		return nil, false, fmt.Errorf("read the mutual %ss of %s and %s: %w", kind, id, other, err)
 	}
 	if len(edges) > limit {
 		return edges[:limit], true, nil

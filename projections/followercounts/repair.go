@@ -21,7 +21,7 @@ import (
 // other transaction writes them while the offsets are held.
 const dropEdgesSQL = `
 DELETE /* followercounts.drop_edges */ FROM edge_lists e
- USING unnest(@tenants::bigint[], @froms::bigint[], @tos::bigint[]) AS k(tenant_id, from_id, to_id)
+ USING unnest(@tenants::bigint[], @froms::text[], @tos::text[]) AS k(tenant_id, from_id, to_id)
  WHERE e.tenant_id = k.tenant_id AND e.kind = @kind AND e.from_id = k.from_id AND e.to_id = k.to_id`
 
 // recountSQL sets objects' counts to the numbers of their edges.
@@ -32,8 +32,8 @@ INSERT /* followercounts.recount */ INTO edge_counts AS c (tenant_id, kind, obje
 SELECT o.tenant_id, @kind, o.object_id,
        (SELECT count(*) FROM edge_lists e WHERE e.tenant_id = o.tenant_id AND e.kind = @kind AND e.to_id = o.object_id AND e.active),
        (SELECT count(*) FROM edge_lists e WHERE e.tenant_id = o.tenant_id AND e.kind = @kind AND e.from_id = o.object_id AND e.active)
-  FROM (SELECT DISTINCT * FROM unnest(@tenants::bigint[], @objects::bigint[]) AS u(tenant_id, object_id)) o
- ORDER BY o.tenant_id, o.object_id
+  FROM (SELECT DISTINCT * FROM unnest(@tenants::bigint[], @objects::text[]) AS u(tenant_id, object_id)) o
+ ORDER BY o.tenant_id, o.object_id COLLATE "C"
     ON CONFLICT (tenant_id, kind, object_id) DO UPDATE SET incoming = excluded.incoming, outgoing = excluded.outgoing, updated_at = now()
  WHERE (c.incoming, c.outgoing) IS DISTINCT FROM (excluded.incoming, excluded.outgoing)`
 
@@ -50,7 +50,7 @@ func (p Projection) Repair(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, 
 	refs := make(map[side][]event.Ref)
 	for _, k := range keys {
 		counted[k.Type] = append(counted[k.Type], object{k.TenantID, k.Aggregate})
-		if k.Other != 0 && !parked(k.TenantID, k.Type, k.Aggregate) {
+		if k.Other != "" && !parked(k.TenantID, k.Type, k.Aggregate) {
 			edges[k.Type] = append(edges[k.Type], key{k.TenantID, k.Other, k.Aggregate})
 			counted[k.Type] = append(counted[k.Type], object{k.TenantID, k.Other})
 			s := side{k.TenantID, k.Type}

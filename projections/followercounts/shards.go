@@ -1,6 +1,9 @@
 package followercounts
 
 import (
+	"hash/fnv"
+	"io"
+
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 )
@@ -14,10 +17,12 @@ const (
 )
 
 // shardHash is a fixed hash of an origin, below maxShards. Modulo the number of a target's shards
-// (a power of two) it is the shard of a new edge. It is the finalizer of SplitMix64, whose lowest
-// bits depend on all bits of the id.
+// (a power of two) it is the shard of a new edge. It is FNV-1a and the finalizer of SplitMix64,
+// whose lowest bits depend on all bits of its input.
 func shardHash(from event.ID) int32 {
-	z := uint64(from) + 0x9e3779b97f4a7c15
+	h := fnv.New64a()
+	_, _ = io.WriteString(h, string(from))
+	z := h.Sum64()
 	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
 	z = (z ^ z>>27) * 0x94d049bb133111eb
 	return int32((z ^ z>>31) % maxShards)

@@ -67,8 +67,8 @@ SELECT /* followercounts.verify */ t.tenant_id, page.*
                                  WHERE s.tenant_id = e.tenant_id AND s.kind = e.kind AND s.object_id = e.to_id), 1)::int
      FROM edge_lists e
     WHERE e.tenant_id = t.tenant_id AND e.kind = @kind
-      AND (e.from_id, e.to_id) > (CASE WHEN t.tenant_id = @tenant::bigint THEN @from::bigint ELSE 0 END,
-                                  CASE WHEN t.tenant_id = @tenant::bigint THEN @to::bigint ELSE 0 END)
+      AND (e.from_id, e.to_id) > (CASE WHEN t.tenant_id = @tenant::bigint THEN @from::text ELSE '' END,
+                                  CASE WHEN t.tenant_id = @tenant::bigint THEN @to::text ELSE '' END)
     ORDER BY e.from_id, e.to_id LIMIT @limit::bigint) page
  LIMIT @limit::bigint`
 
@@ -150,7 +150,7 @@ func diffEdge(k kinds.Edge, want, got *edgeRow) projections.Diff {
 	of := cmp.Or(want, got)
 	var none edgeRow
 	return projections.NewDiff(projections.Difference{
-		Projection: Name, TenantID: of.TenantID, Entity: fmt.Sprintf("%s %d/%d", k.Name, of.From, of.To),
+		Projection: Name, TenantID: of.TenantID, Entity: fmt.Sprintf("%s %s/%s", k.Name, of.From, of.To),
 		Key:         projections.Key{Type: k.Name, TenantID: of.TenantID, Aggregate: of.To, Other: of.From},
 		WantVersion: cmp.Or(want, &none).Version, GotVersion: cmp.Or(got, &none).Version,
 	}, want, got, fieldsOf)
@@ -188,7 +188,7 @@ func (c comparison) counts(want, got *store.Counts) {
 	}
 	differ := func(object, field string, want, got int64) {
 		projections.Difference{
-			Projection: Name, TenantID: present.TenantID, Entity: fmt.Sprintf("counts of %s %d", object, present.ID),
+			Projection: Name, TenantID: present.TenantID, Entity: fmt.Sprintf("counts of %s %s", object, present.ID),
 			Key: projections.Key{Type: c.kind.Name, TenantID: present.TenantID, Aggregate: present.ID},
 		}.Differ(c.report, field, want, got)
 	}

@@ -20,7 +20,7 @@ const windowCountsSQL = `
 SELECT /* followercounts.window_counts */ c.tenant_id, c.object_id, c.incoming, c.outgoing,
        (SELECT count(*) FROM edge_lists e WHERE e.tenant_id = c.tenant_id AND e.kind = @kind AND e.to_id = c.object_id AND e.active),
        (SELECT count(*) FROM edge_lists e WHERE e.tenant_id = c.tenant_id AND e.kind = @kind AND e.from_id = c.object_id AND e.active)
-  FROM (SELECT DISTINCT * FROM unnest(@tenants::bigint[], @objects::bigint[]) AS u(tenant_id, object_id)) o
+  FROM (SELECT DISTINCT * FROM unnest(@tenants::bigint[], @objects::text[]) AS u(tenant_id, object_id)) o
   JOIN edge_counts c ON c.tenant_id = o.tenant_id AND c.kind = @kind AND c.object_id = o.object_id
  WHERE c.incoming + c.outgoing < @few`
 

@@ -53,8 +53,8 @@ func ages(b *testing.B, old int) {
 	for n := range batches {
 		events := make([]event.Event, size)
 		for i := range events {
-			c := event.Child{ID: fmt.Sprintf("02000000-0000-7000-8000-%012d", n*size+i), Parent: 5,
-				AuthorID: event.ID(r.IntN(active)*(authors/active) + 1), Body: strings.Repeat("a word or two. ", 12),
+			c := event.Child{ID: fmt.Sprintf("02000000-0000-7000-8000-%012d", n*size+i), Parent: "5",
+				AuthorID: event.IDOf(r.IntN(active)*(authors/active) + 1), Body: strings.Repeat("a word or two. ", 12),
 				AuthorState: event.AuthorActive, ModerationState: event.ModerationNone, Version: 1, Actor: "bench"}
 			c.CreatedAt.Time, c.UpdatedAt.Time = start.Add(time.Duration(i)), start.Add(time.Duration(i))
 			events[i] = toEvent(event.AggregateComment, event.Created, c)

@@ -57,14 +57,14 @@ func (p *Projection) Redact(ctx context.Context, tx pgx.Tx, tenant int64, ids []
 // other transaction writes them while the offsets are held.
 const forgetEdgesSQL = `
 DELETE /* history.forget */ FROM {kind}_history h
- USING unnest(@froms::bigint[], @tos::bigint[]) AS k(a, b) WHERE h.tenant_id = @tenant AND h.{from} = k.a AND h.{to} = k.b`
+ USING unnest(@froms::text[], @tos::text[]) AS k(a, b) WHERE h.tenant_id = @tenant AND h.{from} = k.a AND h.{to} = k.b`
 
 // forgetPurgedSQL deletes the records of purged histories of pairs. Index:
 // KIND_history_purged_pkey. Locks: the records; no other transaction writes them while the offsets
 // are held.
 const forgetPurgedSQL = `
 DELETE /* history.forget_purged */ FROM {kind}_history_purged h
- USING unnest(@froms::bigint[], @tos::bigint[]) AS k(a, b) WHERE h.tenant_id = @tenant AND h.{from} = k.a AND h.{to} = k.b`
+ USING unnest(@froms::text[], @tos::text[]) AS k(a, b) WHERE h.tenant_id = @tenant AND h.{from} = k.a AND h.{to} = k.b`
 
 const edgeRows = `(SELECT {from}, {to} FROM {kind}_history WHERE tenant_id = @tenant UNION ALL SELECT {from}, {to} FROM ` +
 	`{kind}_history_purged WHERE tenant_id = @tenant) rows`
@@ -138,7 +138,7 @@ func (p *Projection) RedactActor(ctx context.Context, tx pgx.Tx, tenant int64, a
 		all, first = append(all, actsOf(k.Name, "uuid", k.Names().ID)), append(first, []string{"00000000-0000-0000-0000-000000000000"})
 	}
 	for _, k := range p.kinds().AllEdges() {
-		all, first = append(all, actsOf(k.Name, "bigint", k.Ends[0], k.Ends[1])), append(first, []string{"0", "0"})
+		all, first = append(all, actsOf(k.Name, "text", k.Ends[0], k.Ends[1])), append(first, []string{"", ""})
 	}
 	at, _ := after.(act)
 	if at.kind >= len(all) {

@@ -63,7 +63,7 @@ func TestTheHistoriesOfAPersonsEdgesAreForgottenAlone(t *testing.T) {
 		return toEvent(event.AggregateFollow, event.Created,
 			event.Edge{From: from, To: to, Status: event.StatusActive, Version: 1, Actor: "ann"})
 	}
-	apply(t, pool, edge(7, 5), edge(7, 6), edge(8, 5), edge(8, 7), edge(9, 6))
+	apply(t, pool, edge("7", "5"), edge("7", "auth0|6"), edge("a.b@example.com", "5"), edge("a.b@example.com", "7"), edge("9", "auth0|6"))
 	left := func() (all []string) {
 		t.Helper()
 		rows, _ := pool.Query(t.Context(), `SELECT follower_id || ' ' || followee_id FROM follow_history ORDER BY 1`)
@@ -78,9 +78,9 @@ func TestTheHistoriesOfAPersonsEdgesAreForgottenAlone(t *testing.T) {
 		object event.ID
 		want   []string
 	}{
-		{kinds.From, 7, []string{"8 5", "8 7", "9 6"}},
-		{kinds.To, 7, []string{"8 5", "9 6"}},
-		{kinds.To, 6, []string{"8 5"}},
+		{kinds.From, "7", []string{"9 auth0|6", "a.b@example.com 5", "a.b@example.com 7"}},
+		{kinds.To, "7", []string{"9 auth0|6", "a.b@example.com 5"}},
+		{kinds.To, "auth0|6", []string{"a.b@example.com 5"}},
 	} {
 		of := projections.EdgesOf{TenantID: 1, Kind: followKind, Object: c.object, End: c.end}
 		for after := (&projections.Pair{}); after != nil; {
@@ -92,7 +92,7 @@ func TestTheHistoriesOfAPersonsEdgesAreForgottenAlone(t *testing.T) {
 			}
 		}
 		if diff := cmp.Diff(c.want, left()); diff != "" {
-			t.Errorf("after those of %d at end %v (-want +got):\n%s", c.object, c.end, diff)
+			t.Errorf("after those of %s at end %v (-want +got):\n%s", c.object, c.end, diff)
 		}
 	}
 }

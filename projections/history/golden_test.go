@@ -28,9 +28,9 @@ var update = flag.Bool("update", false, "rewrite the current golden file: allowe
 // wireComment and wireFollow have a value in every field.
 func wireComment(version int64) event.Child {
 	at := event.Time{Time: start.Add(123456 * time.Microsecond)}
-	c := event.Child{ID: "0196b2d4-7c00-7000-8000-000000000001", Parent: 42,
+	c := event.Child{ID: "0196b2d4-7c00-7000-8000-000000000001", Parent: "42",
 		ReplyTo: "0196b2d4-7c00-7000-8000-000000000000", Slug: "abcd2345",
-		Path: "0632f8a0000000abcd2344/0632f8a0000001abcd2345", AuthorID: 9007199254740993, Body: "Grüße & <b>tags</b>\n",
+		Path: "0632f8a0000000abcd2344/0632f8a0000001abcd2345", AuthorID: "9007199254740993", Body: "Grüße & <b>tags</b>\n",
 		AuthorState:     event.AuthorActive,
 		ModerationState: event.ModerationApproved, Version: version, CreatedAt: at, UpdatedAt: at, Actor: "user:7", Reason: "fine"}
 	if version == 3 {
@@ -41,7 +41,7 @@ func wireComment(version int64) event.Child {
 
 func wireFollow(version int64) event.Edge {
 	at := event.Time{Time: start.Add(123456 * time.Microsecond)}
-	f := event.Edge{From: 7, To: 9007199254740994, Status: event.StatusActive, Version: version, CreatedAt: at, PositionedAt: at,
+	f := event.Edge{From: "7", To: "9007199254740994", Status: event.StatusActive, Version: version, CreatedAt: at, PositionedAt: at,
 		UpdatedAt: at, Actor: "user:7"}
 	if version == 2 {
 		f.Status = event.StatusRemoved
@@ -53,7 +53,7 @@ func TestTodaysShapesAreThoseOfTheNewestFiles(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	for v := range int64(3) {
 		comment := toEvent(event.AggregateComment, event.Edited, wireComment(v+1))
-		comment.AggregateID = 42
+		comment.AggregateID = "42"
 		apply(t, pool, comment, toEvent(event.AggregateFollow, event.Created, wireFollow(v+1)))
 	}
 	for _, table := range []string{"comment_history", "follow_history"} {
@@ -120,9 +120,9 @@ func TestEveryShapeEverStoredIsRead(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	ctx := t.Context()
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	old := event.Child{ID: "0190a000-0000-7000-8000-0000000000a1", Parent: 42, AuthorID: 7, Body: "first", Version: 1, Actor: "ann",
+	old := event.Child{ID: "0190a000-0000-7000-8000-0000000000a1", Parent: "42", AuthorID: "7", Body: "first", Version: 1, Actor: "ann",
 		CreatedAt: event.Time{Time: at}}
-	next := event.Child{ID: old.ID, Parent: 42, AuthorID: 7, Body: "second", Version: 2}
+	next := event.Child{ID: old.ID, Parent: "42", AuthorID: "7", Body: "second", Version: 2}
 	comments := map[string][]versioned.Version[event.Child]{
 		"comment_history.v0.json": {
 			{Object: old, Metadata: versioned.Metadata{VersionID: 99999999991, VersionState: versioned.Archived, CreatedBy: "ann",
@@ -134,10 +134,10 @@ func TestEveryShapeEverStoredIsRead(t *testing.T) {
 	}
 	follows := map[string][]versioned.Version[event.Edge]{
 		"follow_history.v0.json": {
-			{Object: event.Edge{From: 7, To: 9007199254740993, Version: 1},
+			{Object: event.Edge{From: "7", To: "9007199254740993", Version: 1},
 				Metadata: versioned.Metadata{VersionID: 99999999993, VersionState: versioned.Archived, CreatedBy: "ann",
 					LastUpdateTime: at}, Position: 1},
-			{Object: event.Edge{From: 7, To: 9007199254740993, Status: event.StatusActive, Version: 2},
+			{Object: event.Edge{From: "7", To: "9007199254740993", Status: event.StatusActive, Version: 2},
 				Metadata: versioned.Metadata{VersionID: 99999999994, VersionState: versioned.Latest, CreatedBy: "leo",
 					LastUpdateTime: at.Add(1500 * time.Millisecond)}, Position: 2},
 		},
@@ -157,9 +157,9 @@ func TestEveryShapeEverStoredIsRead(t *testing.T) {
 		put(t, pool, "follow_history", file)
 		want := follows[filepath.Base(file)]
 		f := want[0].Object
-		reads(t, ctx, pool, file, Edges(followKind), versioned.Key{int64(f.From), int64(f.To)}, want,
+		reads(t, ctx, pool, file, Edges(followKind), versioned.Key{f.From, f.To}, want,
 			func(f event.Edge) []versioned.Field {
-				return []versioned.Field{{Name: "follower_id", Value: int64(f.From)}}
+				return []versioned.Field{{Name: "follower_id", Value: f.From}}
 			})
 	}
 }

@@ -55,7 +55,7 @@ func rawOf(kind string, author bool, keys ...versioned.Column) *raw {
 	def := versioned.Definition{Table: kind + "_history", Sequence: sequence, Version: "version", Key: keys,
 		Purged: kind + "_history_purged"}
 	if author {
-		def.Indexes = [][]versioned.Column{{{Name: "author_id", Type: "bigint"}}}
+		def.Indexes = [][]versioned.Column{{{Name: "author_id", Type: "text"}}}
 	}
 	t, _ := rawTables.LoadOrStore(id, versioned.New[json.RawMessage](def))
 	return t.(*raw)
@@ -77,8 +77,8 @@ func Children(k kinds.Child) *Table[event.Child] {
 // Edges returns the history of a kind's edges. Its key is (origin, target).
 func Edges(k kinds.Edge) *Table[event.Edge] {
 	n := k.Names()
-	return &Table[event.Edge]{k.Name, rawOf(k.Name, false, versioned.Column{Name: n.From, Type: "bigint"},
-		versioned.Column{Name: n.To, Type: "bigint"}), n.Parse}
+	return &Table[event.Edge]{k.Name, rawOf(k.Name, false, versioned.Column{Name: n.From, Type: "text"},
+		versioned.Column{Name: n.To, Type: "text"}), n.Parse}
 }
 
 // Recent is versioned.Table.Recent.

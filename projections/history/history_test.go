@@ -31,7 +31,7 @@ var commentKind, followKind = kinds.Builtin().Children[event.AggregateComment], 
 func toEvent(aggregate, typ string, payload any) event.Event {
 	var b []byte
 	var err error
-	id := event.ID(5)
+	id := event.ID("5")
 	switch o := payload.(type) {
 	case event.Child:
 		b, err = o.Encode(commentKind.Names())
@@ -45,12 +45,12 @@ func toEvent(aggregate, typ string, payload any) event.Event {
 	if err != nil {
 		panic(err)
 	}
-	return event.Event{ID: fmt.Sprint(typ, "-", string(b)), TenantID: 1, AggregateType: aggregate, AggregateID: event.IDOf(id),
+	return event.Event{ID: fmt.Sprint(typ, "-", string(b)), TenantID: 1, AggregateType: aggregate, AggregateID: id,
 		Type: typ, Version: 1, Payload: b}
 }
 
 func comment(version int64, typ, actor string, change func(*event.Child)) event.Event {
-	c := event.Child{ID: commentID, Parent: 5, AuthorID: 7, Body: fmt.Sprint("body ", version), AuthorState: event.AuthorActive,
+	c := event.Child{ID: commentID, Parent: "5", AuthorID: "7", Body: fmt.Sprint("body ", version), AuthorState: event.AuthorActive,
 		ModerationState: event.ModerationNone, Version: version, Actor: actor}
 	c.UpdatedAt.Time = start.Add(time.Duration(version) * time.Minute)
 	if change != nil {
@@ -60,7 +60,7 @@ func comment(version int64, typ, actor string, change func(*event.Child)) event.
 }
 
 func follow(version int64, actor string) event.Event {
-	f := event.Edge{From: 7, To: 5, Status: event.StatusActive, Version: version, Actor: actor}
+	f := event.Edge{From: "7", To: "5", Status: event.StatusActive, Version: version, Actor: actor}
 	typ := event.Created
 	if version%2 == 0 {
 		f.Status, typ = event.StatusRemoved, event.Removed
@@ -97,7 +97,7 @@ func histories(t *testing.T, pool *pgxpool.Pool) (comments, follows []entry) {
 				t.Errorf("version %d was made at %s, want %s", v.Object.Version, v.Metadata.LastUpdateTime, want)
 			}
 		}
-		f, err := historyOf(Edges(followKind), ctx, tx, 1, versioned.Key{7, 5}, 0, 100)
+		f, err := historyOf(Edges(followKind), ctx, tx, 1, versioned.Key{"7", "5"}, 0, 100)
 		for _, v := range f {
 			follows = append(follows, entry{v.Object.Version, v.Metadata.CreatedBy, v.Metadata.VersionState})
 		}
@@ -182,7 +182,7 @@ func TestVerifyComparesTheHeads(t *testing.T) {
 		t.Errorf("differences (-want +got):\n%s", diff)
 	}
 	exec(`UPDATE comments SET version = 1, author_state = 'ACTIVE'`)
-	exec(`DELETE FROM follows WHERE follower_id = 8`)
+	exec(`DELETE FROM follows WHERE follower_id = '8'`)
 	exec(`UPDATE comment_history SET metadata = jsonb_set(metadata, '{version_state}', '"ARCHIVED"')`) // by hand
 	want = []string{
 		"archiver: tenant 1, history of comment " + commentID + ": row is absent, want present",
@@ -205,9 +205,9 @@ func historyOf[T any](t *Table[T], ctx context.Context, tx pgx.Tx, tenant int64,
 // another archiver, with other pairs and comments, commits.
 func TestTwoArchiversDoNotWaitForOneAnother(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	batch := func(first event.ID) (events []event.Event) { // as many events as a batch of an archiver
+	batch := func(first int) (events []event.Event) { // as many events as a batch of an archiver
 		for n := first; n < first+500; n++ {
-			f := event.Edge{From: n, To: n + 1, Status: event.StatusActive, Version: 1, Actor: "user:7"}
+			f := event.Edge{From: event.IDOf(n), To: event.IDOf(n + 1), Status: event.StatusActive, Version: 1, Actor: "user:7"}
 			events = append(events, toEvent(event.AggregateFollow, event.Created, f),
 				comment(1, event.Created, "user:7", func(c *event.Child) {
 					c.ID = fmt.Sprintf("0190a000-0000-7000-8000-%012d", n)
@@ -228,7 +228,7 @@ func TestTwoArchiversDoNotWaitForOneAnother(t *testing.T) {
 		if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout = '2s'`); err != nil {
 			return err
 		}
-		return p.Apply(ctx, tx, batch(10_001))
+		return p.Apply(ctx, tx, batch(10001))
 	}); err != nil {
 		t.Errorf("the second archiver, while the first one's batch is open: %v", err)
 	}

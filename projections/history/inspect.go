@@ -23,7 +23,7 @@ const (
 	purgedChildSQL = `SELECT /* history.purged */ version FROM {kind}_history_purged WHERE tenant_id = @tenant::bigint
 		AND {id} = @child::uuid`
 	purgedEdgeSQL = `SELECT /* history.purged */ version FROM {kind}_history_purged WHERE tenant_id = @tenant::bigint
-		AND {from} = @from::bigint AND {to} = @to::bigint`
+		AND {from} = @from::text AND {to} = @to::text`
 )
 
 // InspectChild compares the version of a child in the truth with the last version of its history.

@@ -97,7 +97,7 @@ func TestInspectionPutsTheTruthsVersionBesideTheHistory(t *testing.T) {
 	}
 	look := func() (got []string) {
 		child, err := InspectChild(ctx, system, system, commentKind, 1, commentID)
-		edge, err2 := InspectEdge(ctx, system, system, followKind, 1, 7, 5)
+		edge, err2 := InspectEdge(ctx, system, system, followKind, 1, "7", "5")
 		if err != nil || err2 != nil {
 			t.Fatal(err, err2)
 		}

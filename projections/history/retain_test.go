@@ -42,9 +42,9 @@ func TestRetentionTakesTheHistoriesOfWhatIsGoneAndNothingMissesThem(t *testing.T
 		for _, tenant := range []int64{1, 2} { // in the other tenant all are living
 			for v := range int64(2) {
 				gone := tenant == 1 && v == 1 && (n == deleted || n == behind || n == recent)
-				c := event.Child{ID: id(n), Parent: 5, AuthorID: 7, Body: "x", AuthorState: event.AuthorActive,
+				c := event.Child{ID: id(n), Parent: "5", AuthorID: "7", Body: "x", AuthorState: event.AuthorActive,
 					ModerationState: event.ModerationNone, Version: v + 1, Actor: "ann"}
-				f := event.Edge{From: 7, To: event.ID(100 + n), Status: event.StatusActive, Version: v + 1, Actor: "ann"}
+				f := event.Edge{From: "7", To: event.IDOf(100 + n), Status: event.StatusActive, Version: v + 1, Actor: "ann"}
 				c.UpdatedAt.Time, f.UpdatedAt.Time = long, long
 				if gone {
 					c.AuthorState, f.Status = event.AuthorDeleted, event.StatusRemoved
@@ -76,7 +76,7 @@ func TestRetentionTakesTheHistoriesOfWhatIsGoneAndNothingMissesThem(t *testing.T
 			  VALUES ($1, $2, 5, $3, '00000000000000' || $3, 7, 'x', $4, $5, $6)`, tenant, id(n), fmt.Sprintf("abcdefg%d", n),
 				author, moderation, version)
 			exec(`INSERT INTO follows (tenant_id, follower_id, followee_id, status, version) VALUES ($1, 7, $2, $3, $4)`,
-				tenant, 100+n, status, version)
+				tenant, event.IDOf(100+n), status, version)
 		}
 	}
 	apply(t, pool, events...)
@@ -105,7 +105,7 @@ func TestRetentionTakesTheHistoriesOfWhatIsGoneAndNothingMissesThem(t *testing.T
 		t.Helper()
 		rows, _ := pool.Query(ctx, `SELECT concat_ws(' ', tenant_id, 'c', right(comment_id::text, 1), version, version_state,
 			metadata ->> 'created_by') FROM comment_history WHERE version_state <> 'ARCHIVED' AND tenant_id = 1
-		   UNION ALL SELECT concat_ws(' ', tenant_id, 'f', followee_id - 100, version, version_state, metadata ->> 'created_by')
+		   UNION ALL SELECT concat_ws(' ', tenant_id, 'f', followee_id::int - 100, version, version_state, metadata ->> 'created_by')
 		   FROM follow_history WHERE version_state <> 'ARCHIVED' AND tenant_id = 1 ORDER BY 1`)
 		all, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		if err != nil {
@@ -153,7 +153,7 @@ func TestRetentionTakesTheHistoriesOfWhatIsGoneAndNothingMissesThem(t *testing.T
 	apply(t, pool, events...)
 	err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		keys := []projections.Key{{Type: event.AggregateComment, TenantID: 1, Child: id(deleted)},
-			{Type: event.AggregateFollow, TenantID: 1, Aggregate: 100 + deleted, Other: 7}}
+			{Type: event.AggregateFollow, TenantID: 1, Aggregate: event.IDOf(100 + deleted), Other: "7"}}
 		_, err := New(kinds.Builtin).Repair(ctx, tx, pool, keys, func(int64, string, event.ID) bool { return false })
 		return err
 	})
@@ -183,9 +183,9 @@ func TestRetentionTakesTheHistoriesOfWhatIsGoneAndNothingMissesThem(t *testing.T
 	exec(`UPDATE follow_history SET metadata = jsonb_set(metadata, '{last_update_time}', '"2026-01-03T00:00:00.000000Z"')
 		WHERE metadata ->> 'created_by' = 'retention'`)
 	retain(time.Hour)
-	exec(`UPDATE follows SET status = 'ACTIVE', version = 3 WHERE tenant_id = 1 AND followee_id = $1`, 100+deleted)
+	exec(`UPDATE follows SET status = 'ACTIVE', version = 3 WHERE tenant_id = 1 AND followee_id = $1`, event.IDOf(100+deleted))
 	apply(t, pool, func() event.Event {
-		f := event.Edge{From: 7, To: 100 + deleted, Status: event.StatusActive, Version: 3, Actor: "bob"}
+		f := event.Edge{From: "7", To: event.IDOf(100 + deleted), Status: event.StatusActive, Version: 3, Actor: "bob"}
 		f.UpdatedAt.Time = now
 		return toEvent(event.AggregateFollow, event.Created, f)
 	}())
@@ -216,7 +216,7 @@ func TestWhatAnAuthorWroteIsFoundByTheIndex(t *testing.T) {
 	err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		var after versioned.Key
 		for {
-			page, err := Children(commentKind).Query(ctx, tx, 2, []versioned.Field{{Name: "author_id", Value: 8}}, after, 7)
+			page, err := Children(commentKind).Query(ctx, tx, 2, []versioned.Field{{Name: "author_id", Value: "8"}}, after, 7)
 			if err != nil {
 				return err
 			}
@@ -229,7 +229,7 @@ func TestWhatAnAuthorWroteIsFoundByTheIndex(t *testing.T) {
 			}
 		}
 		rows, _ := tx.Query(ctx, `EXPLAIN SELECT * FROM comment_history t WHERE t.tenant_id = $1 AND t.version_state = 'LATEST'
-		  AND (t.object ->> 'author_id')::bigint = $2::bigint AND (t.comment_id) > ($3::uuid) ORDER BY t.comment_id LIMIT $4`, 2, 8,
+		  AND (t.object ->> 'author_id')::text = $2::text AND (t.comment_id) > ($3::uuid) ORDER BY t.comment_id LIMIT $4`, 2, "8",
 			commentID, 7)
 		lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		if plan := strings.Join(lines, "\n"); !strings.Contains(plan, "comment_history_author_idx") || strings.Contains(plan, "Filter") {

@@ -45,7 +45,7 @@ func edgeHead(s *store.State[event.Edge]) *headRow {
 // record as the head. Index: KIND_history_head_idx, KIND_history_purged_pkey, all of them. Locks:
 // none.
 const childHeadsSQL = `
-SELECT /* history.verify */ tenant_id, {id}::text, 0::bigint, 0::bigint, version, deleted
+SELECT /* history.verify */ tenant_id, {id}::text, '', '', version, deleted
   FROM (SELECT tenant_id, {id}, version, version_state = 'DELETED' AS deleted FROM {kind}_history
          WHERE version_state IN ('LATEST', 'DELETED')
          UNION ALL
@@ -130,7 +130,7 @@ func entity(k projections.Key) string {
 	if k.Child != "" {
 		return fmt.Sprintf("history of %s %s", k.Type, k.Child)
 	}
-	return fmt.Sprintf("history of %s %d/%d", k.Type, k.Other, k.Aggregate)
+	return fmt.Sprintf("history of %s %s/%s", k.Type, k.Other, k.Aggregate)
 }
 
 func compareHead(kind string, want, got *headRow, report func(projections.Difference)) {

@@ -90,9 +90,10 @@ func ages(b *testing.B, old int) {
 					parent = of
 				}
 			}
-			c := written(event.ID(old/perPost+p+1), len(threads[p]), parent)
+			c := written(event.IDOf(old/perPost+p+1), len(threads[p]), parent)
 			c.CreatedAt.Time = now.Add(time.Duration(n*size+i) * time.Millisecond)
-			c.UpdatedAt, c.Slug, c.AuthorID = c.CreatedAt, fmt.Sprintf("%08x", r.Uint32()), event.ID((r.IntN(active)*(oldAuthors/active))+1)
+			c.UpdatedAt, c.Slug = c.CreatedAt, fmt.Sprintf("%08x", r.Uint32())
+			c.AuthorID = event.IDOf(r.IntN(active)*(oldAuthors/active) + 1)
 			c.ID = fmt.Sprintf("%012x-7%03x-8%03x-%012x", c.CreatedAt.UnixMilli(), r.IntN(4096), r.IntN(4096), r.Int64N(1<<48))
 			c.ID = c.ID[:8] + "-" + c.ID[8:]
 			c.Path = fmt.Sprintf("%014x%s", c.CreatedAt.UnixMicro(), c.Slug)
@@ -203,10 +204,10 @@ func TestNewCommentsTouchThePagesOfNewComments(t *testing.T) {
 	}
 	r := rand.New(rand.NewPCG(1, 2))
 	args := writing(young, func(n int) event.Child {
-		c := written(event.ID(old/perPost+n%posts+1), n, nil)
+		c := written(event.IDOf(old/perPost+n%posts+1), n, nil)
 		c.CreatedAt.Time = time.Date(2027, 1, 2, 3, 4, 5, n*1000, time.UTC)
 		c.ID = fmt.Sprintf("0%x-%04x-7000-8000-%012x", c.CreatedAt.UnixMilli()>>16, c.CreatedAt.UnixMilli()&0xffff, n)
-		c.Slug, c.AuthorID = fmt.Sprintf("%08x", r.Uint32()), event.ID(r.IntN(oldAuthors)+1)
+		c.Slug, c.AuthorID = fmt.Sprintf("%08x", r.Uint32()), event.IDOf(r.IntN(oldAuthors)+1)
 		c.Path = fmt.Sprintf("%014x%s", c.CreatedAt.UnixMicro(), c.Slug)
 		return c
 	})
@@ -270,13 +271,13 @@ func TestAnAuthorsPagesGoBackThroughTheYears(t *testing.T) {
 	var events []event.Event
 	var want []string
 	write := func(author event.ID, at time.Time) {
-		c := written(5, len(events), nil)
+		c := written("5", len(events), nil)
 		c.AuthorID, c.CreatedAt.Time, c.UpdatedAt.Time = author, at, at
 		c.Path = fmt.Sprintf("%014x%s", at.UnixMicro(), c.Slug)
-		if author == 4 {
+		if author == "4" {
 			c.AuthorState = event.AuthorDeleted
 		}
-		if author == 1 {
+		if author == "1" {
 			want = append(want, c.ID)
 		}
 		events = append(events, toEvent(1, c))
@@ -284,12 +285,12 @@ func TestAnAuthorsPagesGoBackThroughTheYears(t *testing.T) {
 	for year := 2016; year <= 2026; year++ {
 		n := map[int]int{2018: lots, 2019: 3, 2024: 1, 2026: 2}[year]
 		for i := range n {
-			write(1, time.Date(year, 1, 1, 0, i, 0, 0, time.UTC))
-			write(4, time.Date(year, 1, 1, 0, i, 0, 0, time.UTC)) // and deletes them: the index has none of these
+			write("1", time.Date(year, 1, 1, 0, i, 0, 0, time.UTC))
+			write("4", time.Date(year, 1, 1, 0, i, 0, 0, time.UTC)) // and deletes them: the index has none of these
 		}
-		write(2, time.Date(year, 6, 1, 0, 0, 0, 0, time.UTC))
+		write("2", time.Date(year, 6, 1, 0, 0, 0, 0, time.UTC))
 		if n > 0 { // the last moment of the year, and the first moment of the next
-			write(1, time.Date(year+1, 1, 1, 0, 0, 0, -1000, time.UTC))
+			write("1", time.Date(year+1, 1, 1, 0, 0, 0, -1000, time.UTC))
 		}
 	}
 	slices.Reverse(want)
@@ -300,7 +301,7 @@ func TestAnAuthorsPagesGoBackThroughTheYears(t *testing.T) {
 		for _, limit := range []int{1, 2, 3, 7, 500} {
 			var got []string
 			for after := (*Key)(nil); ; {
-				page, err := ByAuthor(ctx, tx, "comment", 1, after, limit)
+				page, err := ByAuthor(ctx, tx, "comment", "1", after, limit)
 				if err != nil {
 					return err
 				}
@@ -317,10 +318,10 @@ func TestAnAuthorsPagesGoBackThroughTheYears(t *testing.T) {
 			}
 		}
 		for _, at := range []struct {
-			author int64
+			author event.ID
 			limit  int
 			rows   float64
-		}{{1, 2, 50}, {1, 10, 70}, {2, 50, 11 + 2}, {3, 50, 2}, {4, 50, 2}} {
+		}{{"1", 2, 50}, {"1", 10, 70}, {"2", 50, 11 + 2}, {"3", 50, 2}, {"4", 50, 2}} {
 			rows, indexes, err := explain(ctx, tx, byAuthorSQL,
 				pgx.StrictNamedArgs{"kind": "comment", "author": at.author, "year": 9999, "created_at": "infinity",
 					"child_id": zeroID, "limit": at.limit})
@@ -328,7 +329,7 @@ func TestAnAuthorsPagesGoBackThroughTheYears(t *testing.T) {
 				return err
 			}
 			if rows["child_lists"] > at.rows || !indexes["child_lists_author_idx"] || len(indexes) != 1 {
-				t.Errorf("a page of %d of author %d reads %v by %v", at.limit, at.author, rows, indexes)
+				t.Errorf("a page of %d of author %s reads %v by %v", at.limit, at.author, rows, indexes)
 			}
 		}
 		return nil

@@ -41,7 +41,7 @@ func move(sums map[aggregate]Aggregate, o object, aggregated []string, attribute
 const aggregatesSQL = `
 INSERT /* threadcache.aggregates */ INTO child_aggregates (tenant_id, kind, object_id, attribute, count, sum)
 SELECT d.tenant_id, d.kind, d.object_id, d.attribute, coalesce(a.count, 0) + d.count, coalesce(a.sum, 0) + d.sum
-  FROM unnest(@tenants::bigint[], @kinds::text[], @objects::bigint[], @attributes::text[], @counts::bigint[], @sums::bigint[])
+  FROM unnest(@tenants::bigint[], @kinds::text[], @objects::text[], @attributes::text[], @counts::bigint[], @sums::bigint[])
          AS d(tenant_id, kind, object_id, attribute, count, sum)
   LEFT JOIN child_aggregates a ON a.tenant_id = d.tenant_id AND a.kind = d.kind AND a.object_id = d.object_id AND a.attribute = d.attribute
     ON CONFLICT (tenant_id, kind, object_id, attribute) DO UPDATE SET count = excluded.count, sum = excluded.sum`

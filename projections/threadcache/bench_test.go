@@ -25,8 +25,8 @@ const asConsumersDoSQL = `SELECT set_config('plan_cache_mode', 'force_custom_pla
 // written returns comment n of a post, half a millisecond after the one before it.
 func written(post event.ID, n int, parent *event.Child) event.Child {
 	c := event.Child{
-		ID: fmt.Sprintf("00000000-0000-7000-%04x-%012x", 0x8000+int64(post)%0x4000, n), Parent: post, Slug: fmt.Sprintf("%08x", n),
-		AuthorID: event.ID(n%1000 + 1), Body: strings.Repeat("a word or two. ", 12), AuthorState: event.AuthorActive,
+		ID: fmt.Sprintf("00000000-0000-7000-%04x-%012x", 0x8000+testkit.Number(post)%0x4000, n), Parent: post, Slug: fmt.Sprintf("%08x", n),
+		AuthorID: event.IDOf(n%1000 + 1), Body: strings.Repeat("a word or two. ", 12), AuthorState: event.AuthorActive,
 		ModerationState: event.ModerationNone, Version: 1, Actor: "bench",
 	}
 	c.CreatedAt.Time = start.Add(time.Duration(n) * 500 * time.Microsecond)
@@ -67,7 +67,7 @@ func BenchmarkApply(b *testing.B) {
 							parent = of
 						}
 					}
-					c := written(event.ID(p+1), len(threads[p]), parent)
+					c := written(event.IDOf(p+1), len(threads[p]), parent)
 					threads[p] = append(threads[p], c)
 					kind := kinds.Builtin().Children[bench.kind]
 					if !kind.Threaded {
@@ -156,7 +156,7 @@ func BenchmarkPages(b *testing.B) {
 	for n := 0; n < size; n += batch {
 		events := make([]event.Event, batch)
 		for i := range events {
-			events[i] = toEvent(1, written(1, n+i, nil))
+			events[i] = toEvent(1, written("1", n+i, nil))
 		}
 		load(events)
 	}
@@ -166,7 +166,7 @@ func BenchmarkPages(b *testing.B) {
 	for n := 0; n < deleted; n += batch / 2 {
 		var events []event.Event
 		for _, i := range gone[n : n+batch/2] {
-			c := written(1, i, nil)
+			c := written("1", i, nil)
 			c.Version, c.AuthorState, c.Body = 2, event.AuthorDeleted, ""
 			events = append(events, toEvent(1, c))
 		}
@@ -186,9 +186,9 @@ func BenchmarkPages(b *testing.B) {
 		read func(tx pgx.Tx) ([]event.Child, error)
 		took []time.Duration
 	}{
-		{name: "first", read: func(tx pgx.Tx) ([]event.Child, error) { return Page(ctx, tx, "comment", 1, Oldest, nil, limit) }},
-		{name: "deep", read: func(tx pgx.Tx) ([]event.Child, error) { return Skip(ctx, tx, "comment", 1, Oldest, deep(), limit) }},
-		{name: "deepnewest", read: func(tx pgx.Tx) ([]event.Child, error) { return Skip(ctx, tx, "comment", 1, Newest, deep(), limit) }},
+		{name: "first", read: func(tx pgx.Tx) ([]event.Child, error) { return Page(ctx, tx, "comment", "1", Oldest, nil, limit) }},
+		{name: "deep", read: func(tx pgx.Tx) ([]event.Child, error) { return Skip(ctx, tx, "comment", "1", Oldest, deep(), limit) }},
+		{name: "deepnewest", read: func(tx pgx.Tx) ([]event.Child, error) { return Skip(ctx, tx, "comment", "1", Newest, deep(), limit) }},
 		{name: "documents", read: func(tx pgx.Tx) ([]event.Child, error) { return skipDocuments(ctx, tx, deep(), limit) }},
 	}
 	for b.Loop() {

@@ -21,7 +21,7 @@ const countsSQL = `
 WITH buckets AS MATERIALIZED (
   SELECT d.tenant_id, d.kind, d.object_id, b.first_at IS NULL AS fresh, coalesce(b.first_at, '-infinity') AS first_at,
          coalesce(b.first_id, '00000000-0000-0000-0000-000000000000') AS first_id, sum(d.delta)::int AS delta
-    FROM unnest(@tenants::bigint[], @kinds::text[], @objects::bigint[], @created_ats::timestamptz[], @ids::uuid[], @deltas::int[])
+    FROM unnest(@tenants::bigint[], @kinds::text[], @objects::text[], @created_ats::timestamptz[], @ids::uuid[], @deltas::int[])
            AS d(tenant_id, kind, object_id, created_at, child_id, delta)
     LEFT JOIN LATERAL (SELECT b.first_at, b.first_id FROM child_buckets b
                         WHERE b.tenant_id = d.tenant_id AND b.kind = d.kind AND b.object_id = d.object_id AND b.level = 0
@@ -102,7 +102,7 @@ type ranges struct {
 const splitBucketsSQL = `
 WITH full_buckets AS MATERIALIZED (
   SELECT f.*, coalesce(n.first_at, 'infinity') AS next_at, coalesce(n.first_id, f.first_id) AS next_id
-    FROM unnest(@tenants::bigint[], @kinds::text[], @objects::bigint[], @first_ats::timestamptz[], @first_ids::uuid[])
+    FROM unnest(@tenants::bigint[], @kinds::text[], @objects::text[], @first_ats::timestamptz[], @first_ids::uuid[])
            AS f(tenant_id, kind, object_id, first_at, first_id)
     LEFT JOIN LATERAL (SELECT n.first_at, n.first_id FROM child_buckets n
                         WHERE n.tenant_id = f.tenant_id AND n.kind = f.kind AND n.object_id = f.object_id AND n.level = 0
@@ -129,7 +129,7 @@ SELECT tenant_id, kind, object_id, 0, CASE WHEN n = 0 THEN first_at ELSE created
 const splitGroupsSQL = `
 WITH touched AS MATERIALIZED (
   SELECT DISTINCT f.tenant_id, f.kind, f.object_id, g.first_at, g.first_id
-    FROM unnest(@tenants::bigint[], @kinds::text[], @objects::bigint[], @first_ats::timestamptz[], @first_ids::uuid[])
+    FROM unnest(@tenants::bigint[], @kinds::text[], @objects::text[], @first_ats::timestamptz[], @first_ids::uuid[])
            AS f(tenant_id, kind, object_id, first_at, first_id),
          LATERAL (SELECT g.first_at, g.first_id FROM child_buckets g
                    WHERE g.tenant_id = f.tenant_id AND g.kind = f.kind AND g.object_id = f.object_id AND g.level = 1
@@ -174,7 +174,7 @@ func (p Projection) split(ctx context.Context, tx pgx.Tx, full ranges) error {
 // objects' rows.
 const totalsSQL = `
 INSERT /* threadcache.totals */ INTO child_totals AS t (tenant_id, kind, object_id, total)
-SELECT * FROM unnest(@tenants::bigint[], @kinds::text[], @objects::bigint[], @totals::bigint[])
+SELECT * FROM unnest(@tenants::bigint[], @kinds::text[], @objects::text[], @totals::bigint[])
     ON CONFLICT (tenant_id, kind, object_id) DO UPDATE SET total = t.total + excluded.total`
 
 func addTotals(ctx context.Context, tx pgx.Tx, changes []change) error {

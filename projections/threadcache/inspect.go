@@ -33,7 +33,7 @@ const byIDsSQL = inspected + ` AND child_id = ANY(@ids::uuid[]) ORDER BY child_i
 // threadPageSQL reads a page of a thread for a comparison. It compares the object for equality
 // instead of in a range with the path: a planner that knows one huge thread expects few rows after
 // such a range. Index: child_lists_path_idx, one range. Locks: none.
-const threadPageSQL = inspected + ` AND object_id = @object::bigint AND path IS NOT NULL AND path > @after ORDER BY path LIMIT @limit`
+const threadPageSQL = inspected + ` AND object_id = @object::text AND path IS NOT NULL AND path > @after ORDER BY path LIMIT @limit`
 
 func inspectRows(ctx context.Context, projection *pgxpool.Pool, sql string, args pgx.StrictNamedArgs) ([]*childRow, error) {
 	rows, _ := projection.Query(ctx, sql, args)
@@ -129,7 +129,7 @@ func InspectPage(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.C
 	}
 	have, err := inspectRows(ctx, projection, sql, args)
 	if err != nil {
-		return nil, "", fmt.Errorf("inspect a page of %s of %d of tenant %d: %w", k.Plural, object, tenant, err)
+		return nil, "", fmt.Errorf("inspect a page of %s of %s of tenant %d: %w", k.Plural, object, tenant, err)
 	}
 	places := make(map[string]string) // by child
 	f := fold{kind: k, visit: func(b projections.Diff) { page = append(page, b) }}
@@ -204,7 +204,7 @@ func InspectThread(ctx context.Context, truth, projection *pgxpool.Pool, k kinds
 	}
 	settings = diffSettings(k, &want, &settingsRow{tenant, object, k.Name, set.Locked, set.Premoderated, set.Title, set.Version})
 	counts = projections.Diff{InTruth: true, InProjection: true,
-		Difference: projections.Difference{Projection: Name, TenantID: tenant, Entity: fmt.Sprintf("thread of %s %d", k.Parent, object),
+		Difference: projections.Difference{Projection: Name, TenantID: tenant, Entity: fmt.Sprintf("thread of %s %s", k.Parent, object),
 			Key: projections.Key{Type: k.Name, TenantID: tenant, Aggregate: object}}}
 	exact = total < InspectMost
 	for _, f := range []projections.Field{projections.Compared("total", total, has.Total),

@@ -36,7 +36,7 @@ func TestInspectionPutsTheTruthBesideTheProjection(t *testing.T) {
 	var ids, flat []string
 	for n := range 9 {
 		for k, all := range map[string]*[]string{"comment": &ids, "message": &flat} {
-			c := store.NewChild{Meta: meta, Object: 5, AuthorID: 1, Body: fmt.Sprint("body ", n)}
+			c := store.NewChild{Meta: meta, Object: "5", AuthorID: "1", Body: fmt.Sprint("body ", n)}
 			if k == "comment" && n%3 != 0 { // 0 with 1 and 2 below it, 3 with 4 and 5, 6 with 7 and 8
 				c.ReplyTo = ids[n-n%3]
 			}
@@ -47,7 +47,7 @@ func TestInspectionPutsTheTruthBesideTheProjection(t *testing.T) {
 			*all = append(*all, out[0].Child.ID)
 		}
 	}
-	if out, err := s.SetThreads(ctx, 1, comment, []store.ThreadSettings{{Meta: meta, Object: 5, Locked: true}}); err != nil ||
+	if out, err := s.SetThreads(ctx, 1, comment, []store.ThreadSettings{{Meta: meta, Object: "5", Locked: true}}); err != nil ||
 		out[0].Err != nil {
 		t.Fatal(err, out)
 	}
@@ -63,7 +63,7 @@ func TestInspectionPutsTheTruthBesideTheProjection(t *testing.T) {
 	walk := func(k kinds.Child, ids []string) (got []string) {
 		pages := 0
 		for after := ""; pages == 0 || after != ""; pages++ {
-			page, next, err := InspectPage(ctx, system, system, k, 1, 5, after, 4)
+			page, next, err := InspectPage(ctx, system, system, k, 1, "5", after, 4)
 			if err != nil || len(page) == 0 {
 				t.Fatalf("behind %q: %v, %v", after, page, err)
 			}
@@ -75,7 +75,7 @@ func TestInspectionPutsTheTruthBesideTheProjection(t *testing.T) {
 		return got
 	}
 	thread := func() string {
-		settings, counts, exact, err := InspectThread(ctx, system, system, comment, 1, 5)
+		settings, counts, exact, err := InspectThread(ctx, system, system, comment, 1, "5")
 		return fmt.Sprint(differing([]projections.Diff{settings, counts}, nil), exact, err)
 	}
 	if all := slices.Concat(walk(comment, ids), walk(message, flat)); len(all) != 0 || thread() != "[] true <nil>" {

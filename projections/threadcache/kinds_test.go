@@ -58,7 +58,7 @@ func TestChildrenOfEveryKind(t *testing.T) {
 					parent = &c
 				}
 				first := made(n, parent)
-				first.AuthorID = event.ID(n + 1) // one child each
+				first.AuthorID = event.IDOf(n + 1) // one child each
 				if !kind.Threaded {
 					first.Slug, first.Path = "", ""
 				}
@@ -208,7 +208,7 @@ func fill[R any](t *testing.T, exec func(context.Context, string, ...any) (R, er
 		if _, err := exec(t.Context(), `INSERT INTO children_`+k.Name+
 			` (tenant_id, kind, child_id, object_id, parent_id, slug, path, author_id, body, attributes, author_state, moderation_state,
 		    version, created_at, updated_at) VALUES (1, $1, $2, $3, $4, $5, $6, $7, $8, $9::text::jsonb, $10, $11, $12, $13, $14)`,
-			k.Name, c.ID, int64(c.Parent), orNull(c.ReplyTo), orNull(c.Slug), orNull(c.Path), int64(c.AuthorID), c.Body,
+			k.Name, c.ID, c.Parent, orNull(c.ReplyTo), orNull(c.Slug), orNull(c.Path), c.AuthorID, c.Body,
 			orNull(string(c.Attributes)), c.AuthorState, c.ModerationState, c.Version, c.CreatedAt.Time, c.UpdatedAt.Time); err != nil {
 			t.Fatal(err)
 		}
@@ -258,22 +258,22 @@ func compareKind(t *testing.T, begin func(context.Context, pgx.TxOptions) (pgx.T
 		}
 		return all
 	}
-	oldest := places(Page(ctx, tx, k.Name, 5, Oldest, nil, 100))
+	oldest := places(Page(ctx, tx, k.Name, "5", Oldest, nil, 100))
 	if diff := gocmp.Diff(visible, oldest); diff != "" {
 		t.Errorf("%s: oldest (-want +got):\n%s", when, diff)
 	}
 	for skip := range len(visible) {
 		if diff := gocmp.Diff(visible[skip:min(len(visible), skip+4)],
-			places(Skip(ctx, tx, k.Name, 5, Oldest, int64(skip), 4))); diff != "" {
+			places(Skip(ctx, tx, k.Name, "5", Oldest, int64(skip), 4))); diff != "" {
 			t.Errorf("%s: behind %d (-want +got):\n%s", when, skip, diff)
 		}
 	}
-	newest := places(Page(ctx, tx, k.Name, 5, Newest, nil, 100))
+	newest := places(Page(ctx, tx, k.Name, "5", Newest, nil, 100))
 	slices.Reverse(newest)
 	if diff := gocmp.Diff(visible, newest); diff != "" {
 		t.Errorf("%s: newest (-want +got):\n%s", when, diff)
 	}
-	got, err := ReadAggregates(ctx, tx, k.Name, 5)
+	got, err := ReadAggregates(ctx, tx, k.Name, "5")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -286,7 +286,7 @@ func compareKind(t *testing.T, begin func(context.Context, pgx.TxOptions) (pgx.T
 	if len(want) > 0 {
 		t.Errorf("%s: without %v", when, want)
 	}
-	sum, err := ReadSummary(ctx, tx, k.Name, 5)
+	sum, err := ReadSummary(ctx, tx, k.Name, "5")
 	if err != nil || sum.Visible != int64(len(visible)) || sum.Total != int64(len(all)) {
 		t.Errorf("%s: %+v, %v; want %d of %d", when, sum, err, len(visible), len(all))
 	}

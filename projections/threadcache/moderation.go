@@ -15,8 +15,8 @@ import (
 // delete.
 type Moderated struct {
 	State  string   // event.ModerationPending, event.ModerationHidden or event.ModerationRemoved
-	Object event.ID // 0: of all objects
-	Author event.ID // 0: of all authors
+	Object event.ID // "": of all objects
+	Author event.ID // "": of all authors
 }
 
 // moderatedSQL returns the statement that reads one page of children that are not visible, with one
@@ -27,8 +27,8 @@ type Moderated struct {
 func moderatedSQL(name, column, filter string) string {
 	by, value := "", ""
 	if column != "" {
-		by, value = column+", ", "@"+column+"::bigint, "
-		filter += " AND " + column + " <= @" + column + "::bigint"
+		by, value = column+", ", "@"+column+"::text, "
+		filter += " AND " + column + " <= @" + column + "::text"
 	}
 	return `
 SELECT /* threadcache.` + name + ` */ ` + fields + `
@@ -45,23 +45,23 @@ var (
 	moderatedObjectSQL = moderatedSQL("moderated_object", "object_id", "")
 	moderatedAuthorSQL = moderatedSQL("moderated_author", "author_id", "")
 	// the author's children of one object
-	moderatedAuthorInSQL = moderatedSQL("moderated_author_in", "author_id", " AND object_id = @object_id::bigint")
+	moderatedAuthorInSQL = moderatedSQL("moderated_author_in", "author_id", " AND object_id = @object_id::text")
 )
 
 func (m Moderated) sql(kind string) (string, pgx.StrictNamedArgs) {
 	args := pgx.StrictNamedArgs{"kind": kind, "state": m.State}
-	if m.Object != 0 {
+	if m.Object != "" {
 		args["object_id"] = m.Object
 	}
-	if m.Author != 0 {
+	if m.Author != "" {
 		args["author_id"] = m.Author
 	}
 	switch {
-	case m.Object != 0 && m.Author != 0:
+	case m.Object != "" && m.Author != "":
 		return moderatedAuthorInSQL, args
-	case m.Object != 0:
+	case m.Object != "":
 		return moderatedObjectSQL, args
-	case m.Author != 0:
+	case m.Author != "":
 		return moderatedAuthorSQL, args
 	}
 	return moderatedAllSQL, args
@@ -96,7 +96,7 @@ func (m Moderated) Count(ctx context.Context, tx pgx.Tx, kind string, most int) 
 
 // Waiting is a thread with children that wait for a moderator.
 type Waiting struct {
-	Object   int64
+	Object   event.ID
 	Children int       // at most maxWaiting
 	Since    time.Time // when the child that has waited longest was written
 	Settings
@@ -112,7 +112,7 @@ const waitingSQL = `
 WITH RECURSIVE next AS (
   (SELECT object_id FROM child_lists
     WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND moderation_state = 'PENDING'
-      AND author_state = 'ACTIVE' AND NOT visible AND object_id > @after::bigint ORDER BY object_id LIMIT 1)
+      AND author_state = 'ACTIVE' AND NOT visible AND object_id > @after::text ORDER BY object_id LIMIT 1)
   UNION ALL
   SELECT (SELECT c.object_id FROM child_lists c
            WHERE c.tenant_id = current_setting('tidings.tenant')::bigint AND c.kind = @kind AND c.moderation_state = 'PENDING'
@@ -132,8 +132,8 @@ SELECT /* threadcache.waiting */ n.object_id, w.children, w.since, coalesce(s.lo
  ORDER BY n.object_id`
 
 // WaitingThreads returns up to limit threads of the kind with children that wait for a moderator,
-// by object, after the object after (0: from the first). The transaction's tenant is set.
-func WaitingThreads(ctx context.Context, tx pgx.Tx, kind string, after int64, limit int) (all []Waiting, err error) {
+// by object, after the object after ("": from the first). The transaction's tenant is set.
+func WaitingThreads(ctx context.Context, tx pgx.Tx, kind string, after event.ID, limit int) (all []Waiting, err error) {
 	rows, _ := tx.Query(ctx, waitingSQL, pgx.StrictNamedArgs{"kind": kind, "after": after, "limit": limit, "most": maxWaiting})
 	all, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (w Waiting, err error) {
 		err = row.Scan(&w.Object, &w.Children, &w.Since, &w.Locked, &w.Premoderated, &w.Title, &w.Version)

@@ -3,7 +3,6 @@
 package threadcache
 
 import (
-	"fmt"
 	"testing"
 
 	gocmp "github.com/google/go-cmp/cmp"
@@ -34,8 +33,8 @@ SELECT 1, 'comment', ('00000000-0000-7000-9000-' || lpad(to_hex(n), 12, '0'))::u
 		err := postgres.InTenant(ctx, api, 1, pgx.TxOptions{}, func(tx pgx.Tx) error {
 			for name, of := range map[string]Moderated{
 				"child_lists_moderated_idx":        {State: event.ModerationPending},
-				"child_lists_moderated_object_idx": {State: event.ModerationHidden, Object: 3},
-				"child_lists_moderated_author_idx": {State: event.ModerationPending, Author: 4},
+				"child_lists_moderated_object_idx": {State: event.ModerationHidden, Object: "3"},
+				"child_lists_moderated_author_idx": {State: event.ModerationPending, Author: "4"},
 			} {
 				sql, args := of.sql("comment")
 				args["limit"], args["created_at"], args["child_id"] = limit, start.Add(9e12), zeroID
@@ -45,13 +44,13 @@ SELECT 1, 'comment', ('00000000-0000-7000-9000-' || lpad(to_hex(n), 12, '0'))::u
 				}
 			}
 			rows, indexes, err := explain(ctx, tx, waitingSQL,
-				pgx.StrictNamedArgs{"kind": "comment", "after": 2, "limit": 2, "most": limit})
+				pgx.StrictNamedArgs{"kind": "comment", "after": "2", "limit": 2, "most": limit})
 			want := map[string]bool{"child_lists_moderated_object_idx": true, "child_settings_pkey": true}
 			if diff := gocmp.Diff(want, indexes); err != nil || diff != "" || rows["child_lists"] > 2*limit+10 {
 				t.Errorf("%s ANALYZE, threads that wait read %v, %v (-want +got):\n%s", when, rows, err, diff)
 			}
-			got, err := WaitingThreads(ctx, tx, "comment", 3, 9)
-			if err != nil || len(got) != 2 || fmt.Sprint(got[0].Object, got[0].Children, got[1].Object) != fmt.Sprint(4, maxWaiting, 5) {
+			got, err := WaitingThreads(ctx, tx, "comment", "3", 9)
+			if err != nil || len(got) != 2 || got[0].Object != "4" || got[0].Children != maxWaiting || got[1].Object != "5" {
 				t.Errorf("threads that wait: %+v, %v", got, err)
 			}
 			return nil

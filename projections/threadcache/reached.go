@@ -17,7 +17,7 @@ SELECT /* threadcache.reached */ NOT EXISTS (
     LEFT JOIN child_lists t ON t.tenant_id = current_setting('tidings.tenant')::bigint AND t.kind = w.kind AND t.child_id = w.child_id
    WHERE coalesce(t.version, 0) < w.version)
    AND NOT EXISTS (
-  SELECT FROM unnest(@set_kinds::text[], @set_objects::bigint[], @set_versions::bigint[]) AS w(kind, object_id, version)
+  SELECT FROM unnest(@set_kinds::text[], @set_objects::text[], @set_versions::bigint[]) AS w(kind, object_id, version)
     LEFT JOIN child_settings t ON t.tenant_id = current_setting('tidings.tenant')::bigint AND t.kind = w.kind AND t.object_id = w.object_id
    WHERE coalesce(t.version, 0) < w.version)`
 

@@ -70,7 +70,7 @@ func Page(ctx context.Context, tx pgx.Tx, kind string, object event.ID, order Or
 	}
 	page, err := collect(ctx, tx, sql, args)
 	if err != nil {
-		return nil, fmt.Errorf("read %d children of object %d: %w", limit, object, err)
+		return nil, fmt.Errorf("read %d children of object %s: %w", limit, object, err)
 	}
 	return page, nil
 }
@@ -147,7 +147,7 @@ func Skip(ctx context.Context, tx pgx.Tx, kind string, object event.ID, order Or
 	}
 	page, err := collect(ctx, tx, sql, pgx.StrictNamedArgs{"kind": kind, "object": object, "skip": skip, "limit": limit})
 	if err != nil {
-		return nil, fmt.Errorf("read %d children of object %d after the first %d: %w", limit, object, skip, err)
+		return nil, fmt.Errorf("read %d children of object %s after the first %d: %w", limit, object, skip, err)
 	}
 	return page, nil
 }
@@ -181,7 +181,7 @@ func Around(ctx context.Context, tx pgx.Tx, kind string, c event.Child, limit in
 // them. Index: child_lists_threaded_idx, one range. Locks: none.
 const threadedSQL = `
 SELECT /* threadcache.threaded */ child_id::text AS id, object_id, parent_id::text, slug, path,
-       CASE WHEN visible THEN author_id ELSE 0 END, CASE WHEN visible THEN body ELSE '' END,
+       CASE WHEN visible THEN author_id ELSE '' END, CASE WHEN visible THEN body ELSE '' END,
        CASE WHEN visible THEN attributes END, author_state, moderation_state, version, created_at, updated_at
   FROM child_lists
  WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND object_id = @object AND shown
@@ -192,7 +192,7 @@ SELECT /* threadcache.threaded */ child_id::text AS id, object_id, parent_id::te
 // Threaded returns up to limit children of the object in the order of the thread (each child, then
 // its replies), after the path after; an empty path means from the start. If below is the path of a
 // child, it returns only what is below that child. A gone child with a visible descendant is a
-// tombstone: it is not Visible, its Body is empty and its AuthorID 0. The transaction's tenant is
+// tombstone: it is not Visible, its Body and AuthorID are empty. The transaction's tenant is
 // set. Cost: one index range of limit rows.
 func Threaded(ctx context.Context, tx pgx.Tx, kind string, object event.ID, below, after string, limit int) ([]event.Child, error) {
 	end := "~" // after every path: paths have only digits and lower-case letters
@@ -202,7 +202,7 @@ func Threaded(ctx context.Context, tx pgx.Tx, kind string, object event.ID, belo
 	page, err := collect(ctx, tx, threadedSQL, pgx.StrictNamedArgs{"kind": kind, "object": object, "after": after,
 		"end": end, "limit": limit})
 	if err != nil {
-		return nil, fmt.Errorf("read %d threaded children of object %d after %q: %w", limit, object, after, err)
+		return nil, fmt.Errorf("read %d threaded children of object %s after %q: %w", limit, object, after, err)
 	}
 	return page, nil
 }
@@ -261,7 +261,7 @@ func ByAuthor(ctx context.Context, tx pgx.Tx, kind string, author event.ID, afte
 	}
 	page, err := collect(ctx, tx, byAuthorSQL, args)
 	if err != nil {
-		return nil, fmt.Errorf("read %d children of author %d: %w", limit, author, err)
+		return nil, fmt.Errorf("read %d children of author %s: %w", limit, author, err)
 	}
 	return page, nil
 }
@@ -291,7 +291,7 @@ func ReadSummary(ctx context.Context, tx pgx.Tx, kind string, object event.ID) (
 	rows, _ := tx.Query(ctx, summarySQL, pgx.StrictNamedArgs{"kind": kind, "object": object})
 	s, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[Summary])
 	if err != nil {
-		return Summary{}, fmt.Errorf("read the summary of the thread of object %d: %w", object, err)
+		return Summary{}, fmt.Errorf("read the summary of the thread of object %s: %w", object, err)
 	}
 	return s, nil
 }
@@ -314,7 +314,7 @@ func ReadAggregates(ctx context.Context, tx pgx.Tx, kind string, object event.ID
 	rows, _ := tx.Query(ctx, readAggregatesSQL, pgx.StrictNamedArgs{"kind": kind, "object": object})
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Aggregate])
 	if err != nil {
-		return nil, fmt.Errorf("read the aggregates of %s under %d: %w", kind, object, err)
+		return nil, fmt.Errorf("read the aggregates of %s under %s: %w", kind, object, err)
 	}
 	return all, nil
 }

@@ -97,7 +97,7 @@ func (p Projection) Repair(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, 
 func (p Projection) kindOf(o object) (kinds.Child, error) {
 	kind, ok := p.kinds().Child(o.kind)
 	if !ok {
-		return kind, fmt.Errorf("repair the children of %[2]d: there is no kind %[1]s", o.kind, o.id)
+		return kind, fmt.Errorf("repair the children of %[2]s: there is no kind %[1]s", o.kind, o.id)
 	}
 	return kind, nil
 }
@@ -136,7 +136,7 @@ func (p Projection) repairObject(ctx context.Context, tx pgx.Tx, truth *pgxpool.
 		}
 		for _, table := range p.Tables()[1:] {
 			if _, err := tx.Exec(ctx, fmt.Sprintf(dropObjectSQL, pgx.Identifier{table}.Sanitize()), m.args()); err != nil {
-				return "", fmt.Errorf("delete object %d from %s: %w", m.id, table, err)
+				return "", fmt.Errorf("delete object %s from %s: %w", m.id, table, err)
 			}
 		}
 		if err := p.applySettings(ctx, tx, truth, m.object); err != nil {
@@ -156,7 +156,7 @@ func (m *objectRepair) dropIDs(ctx context.Context, tx pgx.Tx, ids []string) err
 		return nil
 	}
 	if _, err := tx.Exec(ctx, dropChildrenSQL, pgx.StrictNamedArgs{"tenant": m.tenant, "kind": m.object.kind, "ids": ids}); err != nil {
-		return fmt.Errorf("delete %d children of %d: %w", len(ids), m.id, err)
+		return fmt.Errorf("delete %d children of %s: %w", len(ids), m.id, err)
 	}
 	return nil
 }
@@ -172,7 +172,7 @@ func (m *objectRepair) drop(ctx context.Context, tx pgx.Tx) (done bool, err erro
 		args["limit"] = limit
 		tag, err := tx.Exec(ctx, sql, args)
 		if err != nil {
-			return false, fmt.Errorf("delete children of %d: %w", m.id, err)
+			return false, fmt.Errorf("delete children of %s: %w", m.id, err)
 		}
 		n := int(tag.RowsAffected())
 		if m.kind.Threaded {

@@ -25,7 +25,7 @@ func TestAHugeThreadIsMendedInSlicesBetweenWhichTheConsumerGoesOn(t *testing.T) 
 		t.Helper()
 		var events []event.Event
 		for _, c := range changed {
-			if _, err := pool.Exec(ctx, putSQL, c.ID, int64(c.Parent), c.ReplyTo, c.Slug, c.Path, int64(c.AuthorID), c.Body, c.AuthorState,
+			if _, err := pool.Exec(ctx, putSQL, c.ID, c.Parent, c.ReplyTo, c.Slug, c.Path, c.AuthorID, c.Body, c.AuthorState,
 				c.ModerationState, c.Version, c.CreatedAt.Time, c.UpdatedAt.Time); err != nil {
 				t.Fatal(err)
 			}

@@ -13,7 +13,7 @@ import (
 // Index: child_settings_pkey. Locks: the objects' rows.
 const settingsSQL = `
 INSERT /* threadcache.settings */ INTO child_settings AS t (tenant_id, kind, object_id, locked, premoderated, title, version)
-SELECT * FROM unnest(@tenants::bigint[], @kinds::text[], @objects::bigint[], @lockeds::boolean[], @premoderateds::boolean[],
+SELECT * FROM unnest(@tenants::bigint[], @kinds::text[], @objects::text[], @lockeds::boolean[], @premoderateds::boolean[],
 	@titles::text[], @versions::bigint[])
     ON CONFLICT (tenant_id, kind, object_id) DO UPDATE
        SET locked = excluded.locked, premoderated = excluded.premoderated, title = excluded.title, version = excluded.version
@@ -59,7 +59,7 @@ func ReadSettings(ctx context.Context, tx pgx.Tx, kind string, object event.ID) 
 	rows, _ := tx.Query(ctx, readSettingsSQL, pgx.StrictNamedArgs{"kind": kind, "object": object})
 	s, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Settings])
 	if err != nil {
-		return Settings{}, fmt.Errorf("read the settings of the thread of %s under %d: %w", kind, object, err)
+		return Settings{}, fmt.Errorf("read the settings of the thread of %s under %s: %w", kind, object, err)
 	}
 	if len(s) == 0 {
 		return Settings{}, nil

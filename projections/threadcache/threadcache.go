@@ -119,7 +119,7 @@ func lastStates(set *kinds.Set, events []event.Event) (children map[childKey]eve
 				return nil, nil, err
 			}
 			if t.PostID != e.AggregateID || t.Version <= 0 {
-				return nil, nil, event.Permanent(fmt.Errorf("event %s: thread of post %d (of %d) has version %d", e.ID, t.PostID,
+				return nil, nil, event.Permanent(fmt.Errorf("event %s: thread of post %s (of %s) has version %d", e.ID, t.PostID,
 					e.AggregateID, t.Version))
 			}
 			if o := (object{e.TenantID, t.Of(), e.AggregateID}); t.Version > settings[o].Version {
@@ -185,8 +185,8 @@ func ancestors(path string, yield func(string)) {
 // child_lists_path_idx. Locks: the children's rows, in key order.
 const childrenSQL = `
 WITH incoming AS MATERIALIZED (
-  SELECT * FROM unnest(@tenants::bigint[], @kinds::text[], @ids::uuid[], @objects::bigint[], @parents::uuid[], @slugs::text[],
-                       @paths::text[], @authors::bigint[], @bodies::text[], @attributes::text[], @author_states::text[],
+  SELECT * FROM unnest(@tenants::bigint[], @kinds::text[], @ids::uuid[], @objects::text[], @parents::uuid[], @slugs::text[],
+                       @paths::text[], @authors::text[], @bodies::text[], @attributes::text[], @author_states::text[],
                        @moderation_states::text[], @versions::bigint[], @created_ats::timestamptz[],
                        @updated_ats::timestamptz[], @visibles::boolean[])
            WITH ORDINALITY AS i(tenant_id, kind, child_id, object_id, parent_id, slug, path, author_id, body, attributes,
@@ -304,7 +304,7 @@ func orNull(s string) *string {
 const descendantsSQL = `
 UPDATE /* threadcache.descendants */ child_lists t
    SET visible_descendants = t.visible_descendants + d.delta, shown = t.visible OR t.visible_descendants + d.delta > 0
-  FROM unnest(@tenants::bigint[], @kinds::text[], @objects::bigint[], @paths::text[], @deltas::int[])
+  FROM unnest(@tenants::bigint[], @kinds::text[], @objects::text[], @paths::text[], @deltas::int[])
          AS d(tenant_id, kind, object_id, path, delta)
  WHERE t.tenant_id = d.tenant_id AND t.kind = d.kind AND t.object_id = d.object_id AND t.path = d.path COLLATE "C"`
 

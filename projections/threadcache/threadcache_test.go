@@ -28,10 +28,13 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
+// people have ids of several forms.
+var people = []event.ID{"1", "7b0c2f52-5f0e-4d3a-9a51-6c1d7a3e9f10", "auth0|5f7c-12"}
+
 // made returns comment n of a thread, whose place never changes.
 func made(n int, parent *event.Child) event.Child {
 	c := event.Child{
-		ID: fmt.Sprintf("00000000-0000-7000-8000-%012d", n), Parent: 5, Slug: fmt.Sprintf("%08d", n), AuthorID: event.ID(n%3 + 1),
+		ID: fmt.Sprintf("00000000-0000-7000-8000-%012d", n), Parent: "5", Slug: fmt.Sprintf("%08d", n), AuthorID: people[n%3],
 		Body: fmt.Sprint("body ", n), AuthorState: event.AuthorActive, ModerationState: event.ModerationNone, Version: 1, Actor: "test",
 	}
 	c.CreatedAt.Time = start.Add(time.Duration(n/4) * time.Second) // four at a time, to test ties
@@ -117,8 +120,8 @@ func TestSettingsThatWerePurgedAreTheDefaultsAtTheVersionThatStays(t *testing.T)
 	}
 	for name, fill := range map[string]func() error{
 		"repaired": func() error {
-			repairKeys(t, pool, New(kinds.Builtin), []projections.Key{{Type: event.AggregateComment, TenantID: 1, Aggregate: 5},
-				{Type: event.AggregateComment, TenantID: 1, Aggregate: 6}, {Type: event.AggregateComment, TenantID: 1, Aggregate: 7}},
+			repairKeys(t, pool, New(kinds.Builtin), []projections.Key{{Type: event.AggregateComment, TenantID: 1, Aggregate: "5"},
+				{Type: event.AggregateComment, TenantID: 1, Aggregate: "6"}, {Type: event.AggregateComment, TenantID: 1, Aggregate: "7"}},
 				func() {})
 			return nil
 		},
@@ -218,7 +221,7 @@ func (m *model) threaded(below string) []event.Child {
 	slices.SortFunc(all, func(a, b event.Child) int { return cmp.Compare(a.Path, b.Path) })
 	for i := range all {
 		if !all[i].Visible() {
-			all[i].Body, all[i].AuthorID = "", 0
+			all[i].Body, all[i].AuthorID = "", ""
 		}
 	}
 	return all
@@ -278,20 +281,20 @@ func same(what string, want, got []event.Child, err error) error {
 func (m *model) compare(ctx context.Context, tx pgx.Tx, limit int) error {
 	for order, want := range map[Order][]event.Child{Oldest: m.oldest(), Newest: m.newest()} {
 		all, err := walk(func(last *event.Child) ([]event.Child, error) {
-			return Page(ctx, tx, "comment", 5, order, keyOf(last), limit)
+			return Page(ctx, tx, "comment", "5", order, keyOf(last), limit)
 		}, limit)
 		if err := same(fmt.Sprintf("pages, newest %t", order), want, all, err); err != nil {
 			return err
 		}
 		for skip := range len(m.comments) + 2 {
-			page, err := Skip(ctx, tx, "comment", 5, order, int64(skip), limit)
+			page, err := Skip(ctx, tx, "comment", "5", order, int64(skip), limit)
 			if err := same(fmt.Sprintf("skip %d limit %d, newest %t", skip, limit, order), cut(want, skip, limit), page, err); err != nil {
 				return err
 			}
 		}
 	}
 	all, err := walk(func(last *event.Child) ([]event.Child, error) {
-		return Threaded(ctx, tx, "comment", 5, "", pathOf(last), limit)
+		return Threaded(ctx, tx, "comment", "5", "", pathOf(last), limit)
 	}, limit)
 	if err := same("threaded", m.threaded(""), all, err); err != nil {
 		return err
@@ -299,12 +302,12 @@ func (m *model) compare(ctx context.Context, tx pgx.Tx, limit int) error {
 	if err := m.compareModerated(ctx, tx, limit); err != nil {
 		return err
 	}
-	for _, author := range []event.ID{1, 2} {
+	for _, author := range people[:2] {
 		want := slices.DeleteFunc(m.newest(), func(c event.Child) bool { return c.AuthorID != author })
 		all, err := walk(func(last *event.Child) ([]event.Child, error) {
 			return ByAuthor(ctx, tx, "comment", author, keyOf(last), limit)
 		}, limit)
-		if err := same(fmt.Sprintf("comments of author %d", author), want, all, err); err != nil {
+		if err := same(fmt.Sprintf("comments of author %s", author), want, all, err); err != nil {
 			return err
 		}
 	}
@@ -322,11 +325,11 @@ func (m *model) compare(ctx context.Context, tx pgx.Tx, limit int) error {
 // compareModerated compares the lists of moderators.
 func (m *model) compareModerated(ctx context.Context, tx pgx.Tx, limit int) error {
 	for _, state := range []string{event.ModerationPending, event.ModerationHidden, event.ModerationRemoved} {
-		for _, of := range []Moderated{{State: state}, {State: state, Object: 5}, {State: state, Author: 2},
-			{State: state, Author: 2, Object: 5}, {State: state, Object: 6}} {
+		for _, of := range []Moderated{{State: state}, {State: state, Object: "5"}, {State: state, Author: people[1]},
+			{State: state, Author: people[1], Object: "5"}, {State: state, Object: "6"}} {
 			want := m.chronological(func(c event.Child) bool {
 				return c.AuthorState == event.AuthorActive && c.ModerationState == state &&
-					(of.Author == 0 || c.AuthorID == of.Author) && of.Object != 6
+					(of.Author == "" || c.AuthorID == of.Author) && of.Object != "6"
 			})
 			all, err := walk(func(last *event.Child) ([]event.Child, error) { return of.Page(ctx, tx, "comment", keyOf(last), limit) },
 				limit)
@@ -341,10 +344,10 @@ func (m *model) compareModerated(ctx context.Context, tx pgx.Tx, limit int) erro
 	}
 	var want []Waiting
 	if waiting := m.chronological(func(c event.Child) bool { return c.State() == "PENDING" }); len(waiting) > 0 {
-		want = []Waiting{{5, len(waiting), waiting[0].CreatedAt.Time,
+		want = []Waiting{{"5", len(waiting), waiting[0].CreatedAt.Time,
 			Settings{m.settings.Locked, m.settings.Premoderate, m.settings.Title, m.settings.Version}}}
 	}
-	got, err := WaitingThreads(ctx, tx, "comment", 0, limit)
+	got, err := WaitingThreads(ctx, tx, "comment", "", limit)
 	if diff := gocmp.Diff(want, got, cmpopts.EquateEmpty()); err != nil || diff != "" {
 		return fmt.Errorf("threads that wait: %v (-want +got):\n%s", err, diff)
 	}
@@ -353,11 +356,11 @@ func (m *model) compareModerated(ctx context.Context, tx pgx.Tx, limit int) erro
 
 // compareAt compares the reads that begin at one comment, in any state.
 func (m *model) compareAt(ctx context.Context, tx pgx.Tx, c event.Child, limit int) error {
-	got, found, err := BySlug(ctx, tx, "comment", 5, c.Slug)
+	got, found, err := BySlug(ctx, tx, "comment", "5", c.Slug)
 	if err := same(fmt.Sprintf("by slug, found %t", found), []event.Child{c}, []event.Child{got}, err); err != nil {
 		return err
 	}
-	if _, found, err := BySlug(ctx, tx, "comment", 6, c.Slug); found || err != nil {
+	if _, found, err := BySlug(ctx, tx, "comment", "6", c.Slug); found || err != nil {
 		return fmt.Errorf("by slug in another post: %t, %w", found, err)
 	}
 	got, _, err = ByID(ctx, tx, "comment", c.ID)
@@ -365,7 +368,7 @@ func (m *model) compareAt(ctx context.Context, tx pgx.Tx, c event.Child, limit i
 		return err
 	}
 	all, err := walk(func(last *event.Child) ([]event.Child, error) {
-		return Threaded(ctx, tx, "comment", 5, c.Path, pathOf(last), limit)
+		return Threaded(ctx, tx, "comment", "5", c.Path, pathOf(last), limit)
 	}, limit)
 	if err := same("replies", m.threaded(c.Path+"/"), all, err); err != nil {
 		return err
@@ -391,16 +394,16 @@ func (m *model) compareSummary(ctx context.Context, tx pgx.Tx) error {
 	if len(newest) > 0 {
 		want.LastAt = &newest[0].CreatedAt.Time
 	}
-	got, err := ReadSummary(ctx, tx, "comment", 5)
+	got, err := ReadSummary(ctx, tx, "comment", "5")
 	if diff := gocmp.Diff(want, got); diff != "" || err != nil {
 		return fmt.Errorf("summary: %w (-want +got):\n%s", err, diff)
 	}
-	settings, err := ReadSettings(ctx, tx, "comment", 5)
+	settings, err := ReadSettings(ctx, tx, "comment", "5")
 	wantSettings := Settings{m.settings.Locked, m.settings.Premoderate, m.settings.Title, m.settings.Version}
 	if diff := gocmp.Diff(wantSettings, settings); diff != "" || err != nil {
 		return fmt.Errorf("settings: %w (-want +got):\n%s", err, diff)
 	}
-	if none, err := ReadSettings(ctx, tx, "comment", 99); err != nil || none != (Settings{}) {
+	if none, err := ReadSettings(ctx, tx, "comment", "99"); err != nil || none != (Settings{}) {
 		return fmt.Errorf("another thread has the settings %+v, %w", none, err)
 	}
 	return nil
@@ -465,7 +468,7 @@ func drawBatch(rt *rapid.T, m *model, tenant int64, tree []event.Child) (batch [
 		n := rapid.IntRange(-1, len(tree)-1).Draw(rt, "comment")
 		version := rapid.Int64Range(1, 7).Draw(rt, "version")
 		if n < 0 {
-			t := event.Thread{PostID: 5, Version: version, Locked: version%2 == 0, Premoderate: version%3 == 0,
+			t := event.Thread{PostID: "5", Version: version, Locked: version%2 == 0, Premoderate: version%3 == 0,
 				Title: fmt.Sprint("title ", version)}
 			if version > m.settings.Version {
 				m.settings = t
@@ -540,7 +543,8 @@ func TestEventsThatComeLateOrTwiceChangeNothing(t *testing.T) {
 	reply := made(2, &root)
 	gone, again := reply, reply
 	gone.Version, gone.AuthorState, gone.Body, again.Version = 2, event.AuthorDeleted, "", 3
-	old, settings := threadEvent(1, event.Thread{PostID: 5, Version: 2}), threadEvent(1, event.Thread{PostID: 5, Version: 3, Locked: true})
+	old := threadEvent(1, event.Thread{PostID: "5", Version: 2})
+	settings := threadEvent(1, event.Thread{PostID: "5", Version: 3, Locked: true})
 	rootEvent, replyEvent, goneEvent, againEvent := toEvent(1, root), toEvent(1, reply), toEvent(1, gone), toEvent(1, again)
 	for _, step := range []struct {
 		name                                   string
@@ -586,14 +590,14 @@ func TestAWalkWhileOthersWriteMeetsOnceWhatStays(t *testing.T) {
 	}
 	page := func(order Order) func(context.Context, pgx.Tx, *event.Child, int) ([]event.Child, error) {
 		return func(ctx context.Context, tx pgx.Tx, last *event.Child, limit int) ([]event.Child, error) {
-			return Page(ctx, tx, "comment", 5, order, keyOf(last), limit)
+			return Page(ctx, tx, "comment", "5", order, keyOf(last), limit)
 		}
 	}
 	walks := []walking{
 		{"oldest", page(Oldest), (*model).oldest},
 		{"newest", page(Newest), (*model).newest},
 		{"threaded", func(ctx context.Context, tx pgx.Tx, last *event.Child, limit int) ([]event.Child, error) {
-			return Threaded(ctx, tx, "comment", 5, "", pathOf(last), limit)
+			return Threaded(ctx, tx, "comment", "5", "", pathOf(last), limit)
 		}, func(m *model) []event.Child { return m.threaded("") }},
 	}
 	rapid.Check(t, func(rt *rapid.T) {
@@ -693,7 +697,7 @@ func TestSkipCountsWhatIsLeft(t *testing.T) {
 	for order, all := range map[Order][]event.Child{Oldest: m.oldest(), Newest: m.newest()} {
 		for _, skip := range []int{0, 22, 99, 100, 201, 202, 300, 302, 303, 324, 325, 326, 1 << 40} {
 			err := postgres.InTenant(ctx, api, 1, pgx.TxOptions{}, func(tx pgx.Tx) error {
-				page, err := Skip(ctx, tx, "comment", 5, order, int64(skip), 50)
+				page, err := Skip(ctx, tx, "comment", "5", order, int64(skip), 50)
 				if skip == 300 && len(page) != 25 {
 					t.Errorf("after the first 300 there are %d comments, want 25", len(page))
 				}
@@ -762,8 +766,8 @@ func TestCostsDoNotGrowWithTheThread(t *testing.T) {
 			c := made(n, nil)
 			rows, indexes, err := explain(ctx, tx, childrenSQL, pgx.StrictNamedArgs{
 				"tenants": []int64{1}, "kinds": []string{"comment"}, "attributes": []*string{nil}, "ids": []string{c.ID},
-				"objects": []int64{5}, "parents": []*string{nil}, "slugs": []string{c.Slug},
-				"paths": []string{c.Path}, "authors": []int64{1}, "bodies": []string{""}, "author_states": []string{c.AuthorState},
+				"objects": []string{"5"}, "parents": []*string{nil}, "slugs": []string{c.Slug},
+				"paths": []string{c.Path}, "authors": []string{"1"}, "bodies": []string{""}, "author_states": []string{c.AuthorState},
 				"moderation_states": []string{c.ModerationState}, "versions": []int64{1}, "created_ats": []time.Time{start},
 				"updated_ats": []time.Time{start}, "visibles": []bool{true},
 			})
@@ -783,7 +787,7 @@ func TestCostsDoNotGrowWithTheThread(t *testing.T) {
 	err := postgres.InTenant(ctx, api, 1, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		for _, sql := range []string{skipOldestSQL, skipNewestSQL} {
 			for _, skip := range []int{0, 30, 2000, 3989} {
-				rows, _, err := explain(ctx, tx, sql, pgx.StrictNamedArgs{"kind": "comment", "object": 5, "skip": skip, "limit": limit})
+				rows, _, err := explain(ctx, tx, sql, pgx.StrictNamedArgs{"kind": "comment", "object": "5", "skip": skip, "limit": limit})
 				if err != nil {
 					return err
 				}
@@ -814,7 +818,7 @@ SELECT 1, 'comment', ('00000000-0000-7000-9000-' || lpad(to_hex(n), 12, '0'))::u
 			return err
 		}
 		rows, indexes, err := explain(ctx, tx, descendantsSQL,
-			pgx.StrictNamedArgs{"tenants": []int64{1}, "kinds": []string{"comment"}, "objects": []int64{5},
+			pgx.StrictNamedArgs{"tenants": []int64{1}, "kinds": []string{"comment"}, "objects": []string{"5"},
 				"paths": []string{made(0, nil).Path}, "deltas": []int32{1}})
 		// an UPDATE reads and writes the row
 		if diff := gocmp.Diff(map[string]bool{"child_lists_path_idx": true}, indexes); err == nil &&
@@ -836,12 +840,12 @@ func TestAPayloadThatIsNoCommentIsPermanent(t *testing.T) {
 		"a path cut short":          func(c *event.Child) { c.Path = c.Path[1:] },
 		"a path without separators": func(c *event.Child) { c.Path = strings.Repeat("0", 45) },
 		"no path":                   func(c *event.Child) { c.Path = "" },
-		"another post":              func(c *event.Child) { c.Parent = 6 },
+		"another post":              func(c *event.Child) { c.Parent = "6" },
 	} {
 		c := made(1, nil)
 		change(&c)
 		e := toEvent(1, c)
-		e.AggregateID = 5
+		e.AggregateID = "5"
 		ctx := context.Background()
 		err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 			return New(kinds.Builtin).Apply(ctx, tx, []event.Event{e})
@@ -900,9 +904,9 @@ func TestAReaderThatMeetsTheConsumersFirstBucketRunsAgain(t *testing.T) {
 
 func TestSettingsOfAnotherPostOrWithoutAVersionArePermanent(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	for _, settings := range []event.Thread{{PostID: 6, Version: 1}, {PostID: 5}} {
+	for _, settings := range []event.Thread{{PostID: "6", Version: 1}, {PostID: "5"}} {
 		e := threadEvent(1, settings)
-		e.AggregateID = 5
+		e.AggregateID = "5"
 		if err := apply(t.Context(), pool, New(kinds.Builtin), []event.Event{e}); !event.IsPermanent(err) {
 			t.Errorf("%+v: %v", settings, err)
 		}
@@ -922,7 +926,7 @@ func TestVerifyNamesEachDifference(t *testing.T) {
 			events = append(events, toEvent(1, at(c, n+1, v)))
 		}
 	}
-	events = append(events, threadEvent(1, event.Thread{PostID: 5, Locked: true, Title: "one", Version: 3}))
+	events = append(events, threadEvent(1, event.Thread{PostID: "5", Locked: true, Title: "one", Version: 3}))
 	if err := apply(ctx, pool, New(kinds.Builtin), events); err != nil {
 		t.Fatal(err)
 	}
@@ -1012,9 +1016,9 @@ func TestVerifyCountsEachRangeOfEachThread(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	ctx := t.Context()
 	var events []event.Event
-	for n := range 60 { // comments of the posts 5, 7 and 9, not in the order of their ids
+	for n := range 60 { // comments of the posts 5, 7 and p:9, not in the order of their ids
 		c := made(60-n, nil)
-		c.Parent = event.ID(5 + n%3*2)
+		c.Parent = []event.ID{"5", "7", "p:9"}[n%3]
 		events = append(events, toEvent(1, c))
 	}
 	if err := apply(ctx, pool, Projection{kinds: kinds.Builtin, bucketSize: 2, groupSize: 2}, events); err != nil {
@@ -1033,7 +1037,7 @@ func TestVerifyCountsEachRangeOfEachThread(t *testing.T) {
 	verify := func() (got []string) {
 		t.Helper()
 		if _, err := New(kinds.Builtin).Verify(ctx, pool, pool, func(d projections.Difference) {
-			got = append(got, fmt.Sprintf("%d %s: %s, not %s", d.Key.Aggregate, d.Entity[:strings.Index(d.Entity, " ")], d.Got, d.Want))
+			got = append(got, fmt.Sprintf("%s %s: %s, not %s", d.Key.Aggregate, d.Entity[:strings.Index(d.Entity, " ")], d.Got, d.Want))
 		}); err != nil {
 			t.Fatal(err)
 		}
@@ -1043,16 +1047,16 @@ func TestVerifyCountsEachRangeOfEachThread(t *testing.T) {
 		t.Fatalf("equal counts differ: %q", got)
 	}
 	exec(`UPDATE child_buckets SET visible = visible + 100 WHERE (level, object_id, first_id) IN
-	  (SELECT level, object_id, first_id FROM child_buckets WHERE level = 0 AND object_id = 7
+	  (SELECT level, object_id, first_id FROM child_buckets WHERE level = 0 AND object_id = '7'
 	   ORDER BY first_at, first_id OFFSET 2 LIMIT 1)`)
 	exec(`DELETE FROM child_buckets WHERE (level, object_id, first_id) IN
-	  (SELECT level, object_id, first_id FROM child_buckets WHERE level = 1 AND object_id = 9 ORDER BY first_at, first_id LIMIT 1)`)
+	  (SELECT level, object_id, first_id FROM child_buckets WHERE level = 1 AND object_id = 'p:9' ORDER BY first_at, first_id LIMIT 1)`)
 	exec(`INSERT INTO child_buckets (tenant_id, kind, object_id, level, first_at, first_id, visible)
-	  SELECT 1, 'comment', post, 0, '-infinity', '00000000-0000-0000-0000-000000000000', 3 FROM unnest('{4, 6, 10, 11}'::bigint[]) post`)
+	  SELECT 1, 'comment', post, 0, '-infinity', '00000000-0000-0000-0000-000000000000', 3 FROM unnest('{4, 6, 10, 11}'::text[]) post`)
 	exec(`INSERT INTO child_totals (tenant_id, kind, object_id, total) VALUES (1, 'comment', 11, 8)`)
 	got := verify()
-	want := []string{"4 bucket: 3, not 0", "6 bucket: 3, not 0", "7 bucket: 1", "9 group: absent, not", "10 bucket: 3, not 0",
-		"11 thread: 8, not 0", "11 bucket: 3, not 0"}
+	want := []string{"10 bucket: 3, not 0", "11 thread: 8, not 0", "11 bucket: 3, not 0", "4 bucket: 3, not 0", "6 bucket: 3, not 0",
+		"7 bucket: 1", "p:9 group: absent, not"}
 	if !slices.EqualFunc(got, want, strings.HasPrefix) {
 		t.Errorf("got %q, want %q", got, want)
 	}

@@ -83,7 +83,7 @@ SELECT /* threadcache.verify */ t.tenant_id, page.*
 
 // threadRowsSQL is in the order of threads, by child_lists_path_idx.
 var threadRowsSQL = rowsSQL(
-	`c.path IS NOT NULL AND (c.object_id, c.path) > (CASE WHEN t.tenant_id = @tenant::bigint THEN @object::bigint ELSE 0 END,
+	`c.path IS NOT NULL AND (c.object_id, c.path) > (CASE WHEN t.tenant_id = @tenant::bigint THEN @object::text ELSE '' END,
            CASE WHEN t.tenant_id = @tenant::bigint THEN @place::text ELSE '' END COLLATE "C")`, "c.object_id, c.path")
 
 // flatRowsSQL is in the order of ids, by child_lists_flat_idx.
@@ -211,7 +211,7 @@ func diffChild(k kinds.Child, want, got *childRow) projections.Diff {
 	of := cmp.Or(want, got)
 	var none childRow
 	return projections.NewDiff(projections.Difference{
-		Projection: Name, TenantID: of.TenantID, Entity: fmt.Sprintf("%s %s of %s %d", k.Name, of.ChildID, k.Parent, of.ObjectID),
+		Projection: Name, TenantID: of.TenantID, Entity: fmt.Sprintf("%s %s of %s %s", k.Name, of.ChildID, k.Parent, of.ObjectID),
 		Key:         projections.Key{Type: k.Name, TenantID: of.TenantID, Aggregate: of.ObjectID, Child: of.ChildID},
 		WantVersion: cmp.Or(want, &none).Version, GotVersion: cmp.Or(got, &none).Version,
 	}, want, got, fieldsOf)
@@ -380,7 +380,7 @@ func (c *counting) end() {
 			got = c.has[i]
 		}
 		c.report(projections.Difference{Projection: Name, TenantID: c.tenant,
-			Entity: fmt.Sprintf("%s of %s %d", c.kind.Plural, c.kind.Parent, c.object),
+			Entity: fmt.Sprintf("%s of %s %s", c.kind.Plural, c.kind.Parent, c.object),
 			Field:  "aggregate of " + k.attribute, Want: fmt.Sprintf("%d with a sum of %d", got.Count+d.Count, got.Sum+d.Sum),
 			Got: fmt.Sprintf("%d with a sum of %d", got.Count, got.Sum),
 			Key: projections.Key{Type: c.kind.Name, TenantID: c.tenant, Aggregate: c.object}})
@@ -404,16 +404,16 @@ func (c *counting) differ(level int, r *countedRow, want int64, got string) {
 	d := projections.Difference{Projection: Name, TenantID: c.tenant, Field: "visible", Want: fmt.Sprint(want), Got: got,
 		Key: projections.Key{Type: c.kind.Name, TenantID: c.tenant, Aggregate: c.object}}
 	if level == totals {
-		d.Entity, d.Field = fmt.Sprintf("thread of %s %d", c.kind.Parent, c.object), "total"
+		d.Entity, d.Field = fmt.Sprintf("thread of %s %s", c.kind.Parent, c.object), "total"
 	} else {
-		d.Entity = fmt.Sprintf("%s from %s %s of %s %d", [...]string{"bucket", "group"}[level], r.At.UTC().Format(event.TimeFormat), r.ID,
+		d.Entity = fmt.Sprintf("%s from %s %s of %s %s", [...]string{"bucket", "group"}[level], r.At.UTC().Format(event.TimeFormat), r.ID,
 			c.kind.Parent, c.object)
 	}
 	c.report(d)
 }
 
 func (c *counting) finish() error {
-	c.begin(math.MaxInt64, math.MaxInt64)
+	c.begin(math.MaxInt64, "\x7f")
 	return c.err
 }
 
@@ -451,7 +451,7 @@ func verifySettings(ctx context.Context, set *kinds.Set, truth, projection *pgxp
 // besideSettings compares the settings of a thread on both sides. A missing row has the defaults.
 func diffSettings(k kinds.Child, want, got *settingsRow) projections.Diff {
 	return projections.NewDiff(projections.Difference{Projection: Name, TenantID: want.TenantID,
-		Entity:      fmt.Sprintf("thread of %s %d", k.Parent, want.ObjectID),
+		Entity:      fmt.Sprintf("thread of %s %s", k.Parent, want.ObjectID),
 		Key:         projections.Key{Type: event.AggregateThread, TenantID: want.TenantID, Aggregate: want.ObjectID, Kind: want.Kind},
 		WantVersion: want.Version, GotVersion: got.Version}, want,
 		got, func(want, got *settingsRow) []projections.Field {

@@ -421,7 +421,7 @@ func (c *cellular) awaitAsOf(r *resident) {
 func (c *cellular) refusals(x *cell) {
 	c.t.Helper()
 	ctx, p := c.t.Context(), projection(consumerNames[0], x.kinds.Now)
-	foreign := projections.Key{Type: "follow", TenantID: 3, Aggregate: 1, Other: 2}
+	foreign := projections.Key{Type: "follow", TenantID: 3, Aggregate: "1", Other: "2"}
 	if err := verify.RepairKeys(ctx, c.deps(x), p, foreign); !errors.Is(err, cells.ErrShared) {
 		c.t.Errorf("repair of a tenant of another truth: %v", err)
 	}

@@ -245,7 +245,8 @@ type kindWriter struct {
 	store   *store.Store
 	set     func() *kinds.Set
 	tenant  int64
-	people  event.ID   // it writes for the ten users after this id
+	people  int        // it writes for the ten users after this one; idOf
+	first   int        // the number of its first object
 	objects []event.ID // targets of its edges and parents of its children
 	created int
 	tokens  map[string]string // the newest token of each entity; nil if the writer does not read its own writes
@@ -253,11 +254,11 @@ type kindWriter struct {
 
 // begin gives the writer users and an object of its own, so the test knows their content during
 // writes.
-func (w *kindWriter) begin(people, object event.ID) {
-	w.people, w.objects, w.tokens = people, []event.ID{object}, map[string]string{}
+func (w *kindWriter) begin(people, object int) {
+	w.people, w.first, w.objects, w.tokens = people, object, []event.ID{event.IDOf(object)}, map[string]string{}
 }
 
-func (w *kindWriter) user() event.ID   { return w.people + event.IDOf(1+w.rng.Int64N(10)) }
+func (w *kindWriter) user() event.ID   { return idOf(w.people + 1 + w.rng.IntN(10)) }
 func (w *kindWriter) object() event.ID { return w.objects[w.rng.IntN(len(w.objects))] }
 
 // pick returns one of the kinds in force.
@@ -291,7 +292,7 @@ func (w *kindWriter) attributes(all map[string]kinds.Attribute) map[string]any {
 
 func (w *kindWriter) step() error {
 	if len(w.tokens) > 50 { // a read may name at most 64 writes
-		w.begin(w.people+10, w.objects[0]+1)
+		w.begin(w.people+10, w.first+1)
 	}
 	var err error
 	switch w.rng.IntN(5) {
@@ -334,7 +335,7 @@ func (w *kindWriter) wrote(what, entity string, a answer, want int) (bool, error
 
 // edge puts, changes or removes an edge.
 func (w *kindWriter) edge(k kinds.Edge, id edgeID) error {
-	path := fmt.Sprintf("/v1/%s/%d/%d", k.Plural, id.from, id.to)
+	path := fmt.Sprintf("/v1/%s/%s/%s", k.Plural, id.from, id.to)
 	was := w.m.edge(id)
 	keep := func(raw json.RawMessage, attributes map[string]any, merge bool) error {
 		now, err := wireEdge(raw)
@@ -566,9 +567,12 @@ func (w *kindWriter) childOf(k kinds.Child) error {
 
 // writes reports whether the child belongs to this writer.
 func (w *kindWriter) writes(c childState) bool {
-	var author event.ID
-	_, _ = fmt.Sscan(c.Author, &author)
-	return author > w.people && author <= w.people+10
+	for n := range 10 {
+		if event.ID(c.Author) == idOf(w.people+1+n) {
+			return true
+		}
+	}
+	return false
 }
 
 // taken returns the author's existing child, if an author may have only one.
@@ -604,7 +608,7 @@ func (w *kindWriter) childGroup(k kinds.Child) error {
 		case errors.Is(o.Err, store.ErrThreadReturning):
 		case errors.As(o.Err, &second) && len(first) == 1 && second.Child.ID == first[0].ID:
 		case o.Err != nil || len(first) > 0:
-			return fmt.Errorf("a %s of %d under %d in a group: %+v, %w; existing: %+v", k.Name, creates[i].AuthorID,
+			return fmt.Errorf("a %s of %s under %s in a group: %+v, %w; existing: %+v", k.Name, creates[i].AuthorID,
 				creates[i].Object, o.Child, o.Err, first)
 		default:
 			c := o.Child
@@ -629,7 +633,7 @@ func (w *kindWriter) create(k kinds.Child) error {
 		return err
 	}
 	first := w.taken(k, object, author)
-	path, want := fmt.Sprintf("/v1/%ss/%d/%s", k.Parent, object, k.Plural), http.StatusCreated
+	path, want := fmt.Sprintf("/v1/%ss/%s/%s", k.Parent, object, k.Plural), http.StatusCreated
 	if len(first) > 0 {
 		want = http.StatusConflict
 	}
@@ -711,7 +715,7 @@ func equalEdges(c client, m *kindModel, rng *rand.Rand, set *kinds.Set, k kinds.
 	if reverse {
 		of, other, list = other, of, k.Reverse
 	}
-	at := fmt.Sprintf("/v1/%s/%d/", set.Objects[of], object)
+	at := fmt.Sprintf("/v1/%s/%s/", set.Objects[of], object)
 	same := func(path string, want []edgeRow) error {
 		raw, _, err := walk[json.RawMessage](c, path, 1+rng.IntN(20), nil)
 		if err != nil {
@@ -780,7 +784,7 @@ func (m *kindModel) under(k kinds.Child, object event.ID) []childState {
 // equalChildren compares the pages of an object's children: in both orders, by cursors in both
 // directions, with skip, and around a child.
 func equalChildren(c client, m *kindModel, rng *rand.Rand, k kinds.Child, object event.ID) error {
-	path, oldest := fmt.Sprintf("/v1/%ss/%d/%s", k.Parent, object, k.Plural), m.under(k, object)
+	path, oldest := fmt.Sprintf("/v1/%ss/%s/%s", k.Parent, object, k.Plural), m.under(k, object)
 	newest := slices.Clone(oldest)
 	slices.Reverse(newest)
 	read := func(raw json.RawMessage) (childState, error) { return wireChild(k, raw) }
@@ -831,7 +835,7 @@ func equalChildCounts(c client, m *kindModel, k kinds.Child, object event.ID) er
 		Aggregates     map[string]aggregate
 	}
 	var all map[string]json.RawMessage
-	at := fmt.Sprintf("/v1/%ss/%d/counts", k.Parent, object)
+	at := fmt.Sprintf("/v1/%ss/%s/counts", k.Parent, object)
 	if err := c.read(http.MethodGet, at, "", &all); err != nil {
 		return err
 	}
@@ -862,7 +866,7 @@ func equalChildCounts(c client, m *kindModel, k kinds.Child, object event.ID) er
 func equalAuthored(c client, m *kindModel, rng *rand.Rand, k kinds.Child, author event.ID) error {
 	want := m.list(k.Name, func(c childState) bool { return c.visible() && c.Author == fmt.Sprint(author) })
 	slices.Reverse(want)
-	path := fmt.Sprintf("/v1/users/%d/%s", author, k.Plural)
+	path := fmt.Sprintf("/v1/users/%s/%s", author, k.Plural)
 	raw, _, err := walk[json.RawMessage](c, path, 1+rng.IntN(20), nil)
 	got, err2 := mapAll(raw, func(raw json.RawMessage) (childState, error) { return wireChild(k, raw) })
 	return errors.Join(err, err2, differ(path, want, got))
@@ -907,7 +911,7 @@ func equalHistories(c client, m *kindModel, rng *rand.Rand, set *kinds.Set) erro
 		ids := m.ids(name)
 		for range min(5, len(ids)) {
 			id := ids[rng.IntN(len(ids))]
-			versions, path := m.edges[id], fmt.Sprintf("/v1/%s/%d/%d", k.Plural, id.from, id.to)
+			versions, path := m.edges[id], fmt.Sprintf("/v1/%s/%s/%s", k.Plural, id.from, id.to)
 			check(path, name, len(versions), !m.edge(id).Active, func(i int) any { return versions[i] },
 				func(r json.RawMessage) (any, error) { return wireEdge(r) })
 			if now := m.edge(id); now.Active {
@@ -946,9 +950,7 @@ func (m *kindModel) equal(c client, rng *rand.Rand, set *kinds.Set) error {
 	}
 	for _, name := range modelChildren {
 		for _, child := range m.list(name, func(childState) bool { return true }) {
-			var author event.ID
-			_, _ = fmt.Sscan(child.Author, &author)
-			users[author], objects[child.Object] = true, true
+			users[event.ID(child.Author)], objects[child.Object] = true, true
 		}
 	}
 	errs := []error{equalHistories(c, m, rng, set)}

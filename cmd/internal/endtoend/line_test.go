@@ -318,7 +318,9 @@ type odd struct {
 func (o *odd) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.refuse.Load() == o.Name() && slices.ContainsFunc(events, func(e event.Event) bool { return e.AggregateID%4 == 1 }) {
+	if o.refuse.Load() == o.Name() && slices.ContainsFunc(events, func(e event.Event) bool {
+		return testkit.Number(e.AggregateID)%4 == 1
+	}) {
 		return event.Permanent(errRefused)
 	}
 	if err := o.Projection.Apply(ctx, tx, events); err != nil {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strconv"
 	"sync"
 
 	"github.com/tidings/tidings/event"
@@ -94,8 +93,8 @@ func (m *model) putComment(c comment, keep bool) {
 	defer m.mu.Unlock()
 	old, known := m.comments[c.ID]
 	if !known {
-		post, _ := strconv.ParseInt(c.Post, 10, 64)
-		m.posts[event.IDOf(post)] = append(m.posts[event.IDOf(post)], c.ID)
+		post := event.ID(c.Post)
+		m.posts[post] = append(m.posts[post], c.ID)
 	}
 	if keep && c.visible() {
 		m.keep[c.ID] = true
@@ -157,7 +156,7 @@ func (m *model) list(post event.ID, want func(comment) bool) []comment {
 	defer m.mu.Unlock()
 	all := []comment{}
 	for _, c := range m.comments {
-		if (post == 0 || c.Post == fmt.Sprint(post)) && want(c) {
+		if (post == "" || c.Post == string(post)) && want(c) {
 			all = append(all, c)
 		}
 	}

@@ -126,7 +126,7 @@ func equalWalk[T any](c client, path string, limit int, settings *thread, want [
 // equalPost compares everything that the API serves for a post. part selects one of postParts ways
 // of reading; -1 reads in all ways.
 func equalPost(c client, m *model, rng *rand.Rand, post event.ID, part int) error {
-	path, settings := fmt.Sprintf("/v1/posts/%d/comments", post), m.thread(post)
+	path, settings := fmt.Sprintf("/v1/posts/%s/comments", post), m.thread(post)
 	oldest, tree, ids := m.list(post, comment.visible), m.tree(post), m.ids(post)
 	newest := slices.Clone(oldest)
 	slices.Reverse(newest)
@@ -235,11 +235,11 @@ func equalPost(c client, m *model, rng *rand.Rand, post event.ID, part int) erro
 			if len(oldest) > 0 {
 				want.Last = newest[0].CreatedAt
 			}
-			at := fmt.Sprintf("/v1/posts/%d/comments/summary", post)
+			at := fmt.Sprintf("/v1/posts/%s/comments/summary", post)
 			return errors.Join(c.read(http.MethodGet, at, "", &got), differ(at, want, got))
 		},
 		func() error {
-			return equalWalk(c, fmt.Sprintf("/v1/moderation/pending?post_id=%d", post), min(200, limit()), nil, m.list(post, pending))
+			return equalWalk(c, fmt.Sprintf("/v1/moderation/pending?post_id=%s", post), min(200, limit()), nil, m.list(post, pending))
 		},
 	}
 	if part >= 0 {
@@ -262,7 +262,7 @@ func equalUser(c client, m *model, rng *rand.Rand, user event.ID) error {
 		Following int `json:"following"`
 	}
 	var got counts
-	at := fmt.Sprintf("/v1/users/%d/", user)
+	at := fmt.Sprintf("/v1/users/%s/", user)
 	return errors.Join(
 		equalWalk(c, at+"followers", 1+rng.IntN(20), nil, followers),
 		equalWalk(c, at+"following", 1+rng.IntN(20), nil, following),
@@ -271,9 +271,9 @@ func equalUser(c client, m *model, rng *rand.Rand, user event.ID) error {
 
 // equalAuthor compares an author's comments in all posts.
 func equalAuthor(c client, m *model, rng *rand.Rand, author event.ID) error {
-	want := m.list(0, func(c comment) bool { return c.visible() && c.Author == fmt.Sprint(author) })
+	want := m.list("", func(c comment) bool { return c.visible() && c.Author == fmt.Sprint(author) })
 	slices.Reverse(want)
-	return equalWalk(c, fmt.Sprintf("/v1/users/%d/comments", author), 1+rng.IntN(40), nil, want)
+	return equalWalk(c, fmt.Sprintf("/v1/users/%s/comments", author), 1+rng.IntN(40), nil, want)
 }
 
 // equalRelations compares all pairs of users, their counts in one answer, and mutuals of some
@@ -333,7 +333,7 @@ func equalRelations(c client, m *model, rng *rand.Rand, users []event.ID) error 
 			}
 		}
 		var got page[edge]
-		at := fmt.Sprintf("/v1/users/%d/mutuals/%d?limit=200", a, b)
+		at := fmt.Sprintf("/v1/users/%s/mutuals/%s?limit=200", a, b)
 		errs = append(errs, c.read(http.MethodGet, at, "", &got), differ(at, want, got.Items))
 	}
 	return errors.Join(errs...)

@@ -70,18 +70,18 @@ func TestALostReviewThatWasWrittenAgainEndsTheRestore(t *testing.T) {
 			s.open(t)
 			s.run()
 			const product = 5
-			edited := s.writeReview(3, product)
+			edited := s.writeReview("3", event.IDOf(product))
 			applied := func() { testkit.Eventually(t, "everything to be applied", s.applied) }
 			applied()
 			backup := s.truthDB.Copy(t)
 
-			again := s.writeReview(1, product) // and the author writes another one
-			withdrawn := s.writeReview(2, product)
+			again := s.writeReview("1", event.IDOf(product)) // and the author writes another one
+			withdrawn := s.writeReview("2", event.IDOf(product))
 			s.deleteReview(withdrawn)
-			replaced := s.writeReview(2, product)
+			replaced := s.writeReview("2", event.IDOf(product))
 			s.deleteReview(edited)
-			beside := s.writeReview(3, product)
-			kept := s.writeReview(4, product)
+			beside := s.writeReview("3", event.IDOf(product))
+			kept := s.writeReview("4", event.IDOf(product))
 			applied()
 			for name := range s.parts {
 				s.stop(name)
@@ -95,7 +95,7 @@ func TestALostReviewThatWasWrittenAgainEndsTheRestore(t *testing.T) {
 			if from == "the streams" { // the author's edit wins over the lost deletion, so the lost review beside it loses
 				s.editReview(edited)
 			}
-			first, second := s.writeReview(1, product), s.writeReview(2, product)
+			first, second := s.writeReview("1", event.IDOf(product)), s.writeReview("2", event.IDOf(product))
 			s.run()
 			code, stdout, stderr := s.tidings("restore", "--since", "1h", "--wait", "3m", "--yes", "--json")
 			var report restore.Report

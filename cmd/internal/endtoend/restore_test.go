@@ -136,7 +136,7 @@ func (s *site) project(ctx context.Context) error {
 func (s *site) keep(ctx context.Context, tx pgx.Tx, tenant int64, e event.Edge) error {
 	_, err := tx.Exec(ctx, `INSERT INTO followed AS f VALUES ($1, $2, $3, $4, $5) ON CONFLICT (tenant, from_id, to_id) DO UPDATE
 		SET version = excluded.version, active = excluded.active
-		WHERE f.version < excluded.version`, tenant, int64(e.From), int64(e.To), e.Version, e.Active())
+		WHERE f.version < excluded.version`, tenant, e.From, e.To, e.Version, e.Active())
 	return err
 }
 
@@ -214,10 +214,10 @@ func states(t *testing.T, q *pgxpool.Pool) map[string]state {
 	t.Helper()
 	all := make(map[string]state)
 	rows, _ := q.Query(t.Context(), `
-		SELECT concat_ws('/', tenant_id, kind, from_id, to_id), version, concat_ws('/', status, attributes), from_id = 2 OR kind = 'follow'
-		AND to_id = 2 FROM edges UNION ALL
+		SELECT concat_ws('/', tenant_id, kind, from_id, to_id), version, concat_ws('/', status, attributes),
+		from_id = '2' OR kind = 'follow' AND to_id = '2' FROM edges UNION ALL
 		SELECT concat_ws('/', tenant_id, kind, child_id), version, concat_ws('/', object_id, parent_id, path, slug, author_id, author_state,
-		moderation_state, attributes, body), author_id = 2 FROM children UNION ALL
+		moderation_state, attributes, body), author_id = '2' FROM children UNION ALL
 		SELECT concat_ws('/', tenant_id, 'thread', kind, post_id), (object ->> 'version')::bigint, object ->> 'title', false FROM threads
 		WHERE version_state = 'LATEST'`)
 	var key string
@@ -363,7 +363,7 @@ func makeBackups(t *testing.T) *backups {
 	t.Helper()
 	s := &site{truthDB: testkit.Postgres(t), projectionsDB: testkit.Postgres(t), others: testkit.Postgres(t), nats: testkit.NATSProcess(t)}
 	owner := s.others.Pool(t, postgres.RoleOwner)
-	if _, err := owner.Exec(t.Context(), `CREATE SCHEMA mine; CREATE TABLE mine.followed (tenant bigint, from_id bigint, to_id bigint,
+	if _, err := owner.Exec(t.Context(), `CREATE SCHEMA mine; CREATE TABLE mine.followed (tenant bigint, from_id text, to_id text,
 		version bigint, active boolean, PRIMARY KEY (tenant, from_id, to_id))`); err != nil {
 		t.Fatal(err)
 	}
@@ -645,9 +645,9 @@ func (s *site) goOn(ordered bool) {
 		s.t.Errorf("verify after more writes: exit code %d, %v %v\n%s", code, err, v.Why, stderr)
 	}
 	want := s.follows(s.truth, `SELECT concat_ws('/', tenant_id, follower_id, followee_id, status = 'ACTIVE'), version FROM follows
-		WHERE 2 NOT IN (follower_id, followee_id)`)
+		WHERE '2' NOT IN (follower_id, followee_id)`)
 	got := s.follows(s.outside, `SELECT concat_ws('/', tenant, from_id, to_id, active), version FROM followed
-		WHERE 2 NOT IN (from_id, to_id)`)
+		WHERE '2' NOT IN (from_id, to_id)`)
 	if diff := cmp.Diff(want, got); diff != "" {
 		s.t.Errorf("the subscriber's follows (-want +got):\n%s", diff)
 	}

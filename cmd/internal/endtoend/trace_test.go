@@ -375,7 +375,7 @@ func (l *traced) poison() {
 		l.t.Errorf("it was sent %d times", len(sent))
 	}
 	var kept string
-	if err := l.system.QueryRow(l.t.Context(), `SELECT trace_id FROM outbox_messages WHERE aggregate_id = 66`).Scan(&kept); err != nil ||
+	if err := l.system.QueryRow(l.t.Context(), `SELECT trace_id FROM outbox_messages WHERE aggregate_id = '66'`).Scan(&kept); err != nil ||
 		kept != own {
 		l.t.Errorf("its context is %s now, %v", kept, err)
 	}

@@ -15,10 +15,10 @@ import (
 )
 
 const (
-	posts     = 3    // common to all writers of a tenant; ids from 1
-	users     = 10   // they follow each other and write comments; ids from 1
+	posts     = 3    // common to all writers of a tenant; idOf from 1
+	users     = 10   // they follow each other and write comments; idOf from 1
 	celebrity = 1    // no writer removes its fans
-	fans      = 1000 // ids of fans begin here
+	fans      = 1000 // ids of fans are the numbers from here
 	maxPost   = 500  // comments of a post: the tree of a post has at most 1,000
 )
 
@@ -30,7 +30,7 @@ type writer struct {
 	store  *store.Store
 	tenant int64
 	n      int64 // the writer's number, for ids of its own
-	fans   event.ID
+	fans   int
 }
 
 var meta = store.Meta{Actor: "test"}
@@ -45,7 +45,7 @@ func (w *writer) step() error {
 	switch n := w.rng.IntN(20); {
 	case n < 2:
 		w.fans++
-		_, err := w.setFollow(pair{event.IDOf(fans+1000*w.n) + w.fans, celebrity}, true)
+		_, err := w.setFollow(pair{event.IDOf(fans + 1000*int(w.n) + w.fans), event.IDOf(celebrity)}, true)
 		return err
 	case n < 6:
 		_, err := w.setFollow(w.pair(), n < 4)
@@ -79,10 +79,21 @@ func (w *writer) step() error {
 	return err
 }
 
-// post returns mostly the first post, so that it gets enough comments for several buckets.
-func (w *writer) post() event.ID { return event.IDOf(max(1, w.rng.Int64N(posts+4)-3)) }
+// idOf returns the n-th id. Every third one is a number, a UUID, or another text.
+func idOf(n int) event.ID {
+	switch n % 3 {
+	case 1:
+		return event.IDOf(n)
+	case 2:
+		return event.ID(fmt.Sprintf("auth0|%d", n))
+	}
+	return event.ID(fmt.Sprintf("0197a2b4-5f0e-4d3a-9a51-%012d", n))
+}
 
-func (w *writer) user() event.ID { return event.IDOf(1 + w.rng.Int64N(users)) }
+// post returns mostly the first post, so that it gets enough comments for several buckets.
+func (w *writer) post() event.ID { return idOf(max(1, w.rng.IntN(posts+4)-3)) }
+
+func (w *writer) user() event.ID { return idOf(1 + w.rng.IntN(users)) }
 
 func (w *writer) pair() pair {
 	for {
@@ -120,7 +131,7 @@ func (w *writer) setFollow(p pair, active bool) (answer, error) {
 	if !active {
 		method, want = http.MethodDelete, http.StatusNoContent
 	}
-	a := w.call(method, fmt.Sprintf("/v1/follows/%d/%d", p.follower, p.followee), "")
+	a := w.call(method, fmt.Sprintf("/v1/follows/%s/%s", p.follower, p.followee), "")
 	if a.status != want && a.status != http.StatusOK {
 		return a, w.odd("follow", a)
 	}
@@ -140,7 +151,7 @@ func (w *writer) setThread(post event.ID, t thread) (answer, error) {
 	if err != nil {
 		return answer{}, err
 	}
-	path := fmt.Sprintf("/v1/posts/%d/thread", post)
+	path := fmt.Sprintf("/v1/posts/%s/thread", post)
 	a := w.call(http.MethodPut, path, strings.Replace(string(body), `,"version":0`, "", 1), "If-Match: *")
 	if a.status != http.StatusOK {
 		return a, w.odd("PUT "+path, a)
@@ -167,11 +178,11 @@ func (w *writer) comment(what string, want int, a answer, keep bool) (answer, er
 }
 
 func (w *writer) create(post, author event.ID, parent string, keep bool) (answer, error) {
-	body := fmt.Sprintf(`{"author_id":"%d","body":"words %d"}`, author, w.rng.IntN(1000))
+	body := fmt.Sprintf(`{"author_id":"%s","body":"words %d"}`, author, w.rng.IntN(1000))
 	if parent != "" {
 		body = strings.Replace(body, "{", fmt.Sprintf(`{"parent_id":%q,`, parent), 1)
 	}
-	path := fmt.Sprintf("/v1/posts/%d/comments", post)
+	path := fmt.Sprintf("/v1/posts/%s/comments", post)
 	return w.comment("POST "+path, http.StatusCreated, w.call(http.MethodPost, path, body), keep)
 }
 
@@ -298,7 +309,10 @@ const sessionComments = 40 // with the pairs and the post, the maximum that the 
 func (s *session) post() event.ID { return event.IDOf(100 + s.n) }
 
 // account returns the account that the session's other users follow and are followed by.
-func (s *session) account() event.ID { return event.IDOf(10_000 + 100*s.n) }
+func (s *session) account() event.ID { return s.other(0) }
+
+// other returns the n-th of them.
+func (s *session) other(n int64) event.ID { return event.IDOf(10_000 + 100*int64(s.n) + n) }
 
 func (s *session) step() error {
 	var a answer
@@ -309,7 +323,7 @@ func (s *session) step() error {
 	want := http.StatusOK
 	switch n := s.rng.IntN(12); {
 	case n < 4:
-		p := pair{s.account(), s.account() + event.IDOf(1+s.rng.Int64N(10))}
+		p := pair{s.account(), s.other(1 + s.rng.Int64N(10))}
 		if s.rng.IntN(2) == 0 {
 			p.follower, p.followee = p.followee, p.follower
 		}
@@ -380,7 +394,7 @@ func (s *session) step() error {
 	case 1:
 		return equalAuthor(c2, s.m, s.rng, s.account())
 	case 2:
-		return equalRelations(c2, s.m, s.rng, []event.ID{s.account(), s.account() + 1, s.account() + 2, s.account() + 3})
+		return equalRelations(c2, s.m, s.rng, []event.ID{s.account(), s.other(1), s.other(2), s.other(3)})
 	}
 	return equalPost(c2, s.m, s.rng, s.post(), s.rng.IntN(1000))
 }

@@ -99,7 +99,7 @@ func (l *lane) broken(lines bool) operation {
 			status: http.StatusBadRequest, code: "json-invalid"}
 	}
 	return operation{raw: pick(l, `{"op":"none"}`, `[]`, `null`, `{"op":5}`, `{"op":"delete","x":1}`, `{"op":"put"}`,
-		`{"op":"put","follower_id":"0","followee_id":"-1"}`),
+		`{"op":"put","follower_id":"a b","followee_id":"*"}`),
 		status: http.StatusUnprocessableEntity, code: "validation-failed"}
 }
 

@@ -24,7 +24,7 @@ func goneCode(k kinds.Child) string {
 // settingsPath returns the path of the settings of an object's children.
 func (l *lane) settingsPath(k kinds.Child, object event.ID) string {
 	if k.Name == event.AggregateComment {
-		return fmt.Sprintf("/v1/posts/%d/thread", object)
+		return fmt.Sprintf("/v1/posts/%s/thread", object)
 	}
 	return l.underPath(k, object) + "/settings"
 }
@@ -34,7 +34,7 @@ func (l *lane) summaryPath(k kinds.Child, object event.ID) string {
 }
 
 func (l *lane) underPath(k kinds.Child, object event.ID) string {
-	return fmt.Sprintf("/v1/%s/%d/%s", l.kinds.Objects[k.Parent], object, k.Plural)
+	return fmt.Sprintf("/v1/%s/%s/%s", l.kinds.Objects[k.Parent], object, k.Plural)
 }
 
 func onePath(k kinds.Child, id string) string { return "/v1/" + k.Plural + "/" + id }

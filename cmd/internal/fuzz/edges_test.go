@@ -62,7 +62,7 @@ func (l *lane) edgeWrite(k kinds.Edge) write {
 // edgeWriteOf plans any write of the pair.
 func (l *lane) edgeWriteOf(k kinds.Edge, from, to event.ID) write {
 	row := l.m.edge(k, from, to)
-	w := write{path: fmt.Sprintf("/v1/%s/%d/%d", k.Plural, from, to), noun: k.Name}
+	w := write{path: fmt.Sprintf("/v1/%s/%s/%s", k.Plural, from, to), noun: k.Name}
 	op := map[string]any{k.Ends[0]: fmt.Sprint(from), k.Ends[1]: fmt.Sprint(to)}
 	c := condition{}
 	if len(k.Attributes) > 0 && l.chance(3) {
@@ -199,7 +199,7 @@ func (l *lane) readEdge() error {
 	k := l.edgeKind()
 	from, to := l.ends(k)
 	e := l.m.edge(k, from, to).now()
-	a, err := l.call(http.MethodGet, fmt.Sprintf("/v1/%s/%d/%d", k.Plural, from, to), "", l.ifNoneMatch(e.Version)...)
+	a, err := l.call(http.MethodGet, fmt.Sprintf("/v1/%s/%s/%s", k.Plural, from, to), "", l.ifNoneMatch(e.Version)...)
 	if err != nil {
 		return err
 	}
@@ -251,7 +251,7 @@ func (l *lane) removeEdges() error {
 		body["direction"] = direction
 	}
 	actor := l.actor()
-	a, err := l.call(http.MethodPost, fmt.Sprintf("/v1/%s/%d:remove-edges", l.kinds.Objects[object], id), encode(body),
+	a, err := l.call(http.MethodPost, fmt.Sprintf("/v1/%s/%s:remove-edges", l.kinds.Objects[object], id), encode(body),
 		"Tidings-Actor: "+actor)
 	if err == nil {
 		err = a.expect(http.StatusAccepted, "")

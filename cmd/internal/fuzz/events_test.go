@@ -286,12 +286,12 @@ func (v view) names() string {
 	for row := range v.ahead {
 		switch r := row.(type) {
 		case *edgeRow:
-			fmt.Fprintf(&b, "%s %d/%d at %d of %d, ", r.k.Name, r.from, r.to, r.projected, len(r.states))
+			fmt.Fprintf(&b, "%s %s/%s at %d of %d, ", r.k.Name, r.from, r.to, r.projected, len(r.states))
 		case *childRow:
-			fmt.Fprintf(&b, "%s %s under %d at %d of %d: %s, ", r.k.Name, r.now().ID, r.now().Parent, r.projected,
+			fmt.Fprintf(&b, "%s %s under %s at %d of %d: %s, ", r.k.Name, r.now().ID, r.now().Parent, r.projected,
 				len(r.states), stateWord(r.now()))
 		case *threadRow:
-			fmt.Fprintf(&b, "settings of %s of %d at %d of %d, ", r.k.Plural, r.object, r.projected, len(r.states))
+			fmt.Fprintf(&b, "settings of %s of %s at %d of %d, ", r.k.Plural, r.object, r.projected, len(r.states))
 		}
 	}
 	return b.String()

@@ -208,13 +208,12 @@ func pick[T any](l *lane, of ...T) T { return of[l.rng.IntN(len(of))] }
 // chance returns true once in n calls on average.
 func (l *lane) chance(n int) bool { return l.rng.IntN(n) == 0 }
 
-// There are few ids, the same for every tenant, so that requests meet. The last one is the largest
-// 64-bit id.
+// There are few ids, the same for every tenant, so that requests meet. They have all forms of ids.
 func (l *lane) user() event.ID {
-	return event.IDOf(pick(l, int64(1), 2, 3, 4, 5, 6, 7, 9223372036854775807))
+	return pick(l, event.ID("1"), "2", "3", "4", "10", "auth0|5f7c-12", "a.b@example.com", "0197a2b4-5f0e-4d3a-9a51-000000000007")
 }
 func (l *lane) object() event.ID {
-	return event.IDOf(pick(l, int64(1), 1, 1, 2, 3, 9223372036854775807))
+	return pick(l, event.ID("1"), "1", "1", "2", "post:3", "0197a2b4-5f0e-4d3a-9a51-000000000007")
 }
 
 func (l *lane) text(what string) string {

@@ -130,7 +130,7 @@ func (l *lane) listEdges() error { return l.ask(l.edgeList(), l.view(), nil) }
 // readOften reads one list until each API process caches its page, changes it, and reads it again.
 func (l *lane) readOften() error {
 	k, user := l.kinds.Edges[event.AggregateFollow], l.user()
-	p := page{path: fmt.Sprintf("/v1/users/%d/followers", user), limit: 7}
+	p := page{path: fmt.Sprintf("/v1/users/%s/followers", user), limit: 7}
 	p.read = edgesOf(k, user, true, "")
 	read := func(times int) (err error) {
 		for i := 0; i < times && err == nil; i++ {
@@ -142,7 +142,7 @@ func (l *lane) readOften() error {
 		return err
 	}
 	from := l.user()
-	w := write{method: http.MethodPut, path: fmt.Sprintf("/v1/follows/%d/%d", from, user),
+	w := write{method: http.MethodPut, path: fmt.Sprintf("/v1/follows/%s/%s", from, user),
 		plan: func() outcome { return l.planPut(l.m.edge(k, from, user), nil, condition{}, false) }}
 	if l.m.edge(k, from, user).now().Active() {
 		w.method, w.plan = http.MethodDelete, func() outcome { return l.planRemove(l.m.edge(k, from, user), condition{}) }
@@ -167,7 +167,7 @@ func (l *lane) edgeList() page {
 	if of == kinds.Author {
 		object = l.user()
 	}
-	path := fmt.Sprintf("/v1/%s/%d/%s", l.kinds.Objects[of], object, name)
+	path := fmt.Sprintf("/v1/%s/%s/%s", l.kinds.Objects[of], object, name)
 	if attribute, ok := k.Filter(); ok && reverse && l.chance(2) {
 		filter = pick(l, k.Attributes[attribute].Enum...)
 		path += "?" + attribute + "=" + filter
@@ -220,7 +220,7 @@ func (l *lane) childList() (page, error) {
 		return l.inThread(), nil
 	case n < 8:
 		k, author := l.childKind(anyKind), l.user()
-		return l.aged(fmt.Sprintf("/v1/users/%d/%s", author, k.Plural), k,
+		return l.aged(fmt.Sprintf("/v1/users/%s/%s", author, k.Plural), k,
 			func(c event.Child) bool { return c.AuthorID == author && visible(c) }, true, nil), nil
 	case n < 10:
 		return l.pending(), nil
@@ -231,17 +231,17 @@ func (l *lane) childList() (page, error) {
 }
 
 func (l *lane) pending() page {
-	k, object := l.childKind(moderated), event.ID(0)
+	k, object := l.childKind(moderated), event.ID("")
 	path := "/v1/moderation/" + k.Plural + "/pending"
 	if k.Name == event.AggregateComment {
 		path = "/v1/moderation/pending"
 	}
 	if l.chance(2) {
 		object = l.object()
-		path += fmt.Sprintf("?%s=%d", k.Names().Parent, object)
+		path += fmt.Sprintf("?%s=%s", k.Names().Parent, object)
 	}
 	return l.aged(path, k, func(c event.Child) bool {
-		return stateWord(c) == "PENDING" && (object == 0 || c.Parent == object)
+		return stateWord(c) == "PENDING" && (object == "" || c.Parent == object)
 	}, false, nil)
 }
 

@@ -62,7 +62,7 @@ func (l *lane) counts(v view, headers []string) error {
 			want[k.Plural] = countsOf(v, k, id)
 		}
 	}
-	a, err := l.call(http.MethodGet, fmt.Sprintf("/v1/%s/%d/counts", l.kinds.Objects[object], id), "", headers...)
+	a, err := l.call(http.MethodGet, fmt.Sprintf("/v1/%s/%s/counts", l.kinds.Objects[object], id), "", headers...)
 	if err != nil {
 		return err
 	}
@@ -157,7 +157,7 @@ func (l *lane) mutuals(v view, headers []string) error {
 	for _, e := range all[:min(len(all), limit)] {
 		items = append(items, map[string]any{"user_id": e.To.String(), "positioned_at": wire(e.PositionedAt)})
 	}
-	a, err := l.call(http.MethodGet, fmt.Sprintf("/v1/users/%d/mutuals/%d?limit=%d", user, whose, limit), "", headers...)
+	a, err := l.call(http.MethodGet, fmt.Sprintf("/v1/users/%s/mutuals/%s?limit=%d", user, whose, limit), "", headers...)
 	if err != nil {
 		return err
 	}
@@ -177,7 +177,7 @@ func (l *lane) readVersions() error {
 		k := l.edgeKind()
 		from, to := l.ends(k)
 		r := l.m.edge(k, from, to)
-		return l.askVersions(fmt.Sprintf("/v1/%s/%d/%d/versions", k.Plural, from, to), l.all, true,
+		return l.askVersions(fmt.Sprintf("/v1/%s/%s/%s/versions", k.Plural, from, to), l.all, true,
 			func(view) []version { return edgeVersions(r) })
 	case 1:
 		k, object := l.childKind(moderated), l.object()

@@ -77,7 +77,7 @@ func (r *race) step(side *lane, actor string) error {
 		return r.create(side, actor)
 	}
 	k := side.childKind(moderated)
-	path := r.settingsPath(k, 1)
+	path := r.settingsPath(k, "1")
 	if side.chance(3) {
 		return r.try(side, &attempt{entity: path}, http.MethodGet, path, "")
 	}
@@ -157,7 +157,7 @@ func (r *race) child(side *lane, actor string) error {
 // the same time.
 func (r *race) create(side *lane, actor string) error {
 	k := side.childKind(anyKind)
-	n := newChild{k: k, object: 1, author: event.IDOf(1 + side.rng.Int64N(6)), body: r.mark() + " made in a race"}
+	n := newChild{k: k, object: "1", author: event.IDOf(1 + side.rng.Int64N(6)), body: r.mark() + " made in a race"}
 	if len(k.Attributes) > 0 {
 		n.values = map[string]any{}
 		for name, a := range k.Attributes {
@@ -284,7 +284,7 @@ func (r *race) take(e *event.Event) (*made, error) {
 			return nil, err
 		}
 		r.m.putEdge(row, got)
-		return &made{fmt.Sprintf("/v1/%s/%d/%d", k.Plural, got.From, got.To), got.Actor, got.Version}, nil
+		return &made{fmt.Sprintf("/v1/%s/%s/%s", k.Plural, got.From, got.To), got.Actor, got.Version}, nil
 	}
 	k := r.kinds.Children[e.AggregateType]
 	got, err := e.DecodeChild(k.Names())
@@ -361,17 +361,17 @@ func (r *race) version(path string, version int64) (shown map[string]any, ok boo
 		}
 	}
 	for _, row := range r.m.edges {
-		if fmt.Sprintf("/v1/%s/%d/%d", row.k.Plural, row.from, row.to) == path && version >= 1 && version <= int64(len(row.states)) {
+		if fmt.Sprintf("/v1/%s/%s/%s", row.k.Plural, row.from, row.to) == path && version >= 1 && version <= int64(len(row.states)) {
 			return renderEdge(row.k, row.states[version-1]), row.states[version-1].Active()
 		}
 	}
 	for _, k := range r.kinds.AllChildren() {
-		if !k.Moderated || r.settingsPath(k, 1) != path {
+		if !k.Moderated || r.settingsPath(k, "1") != path {
 			continue
 		}
-		row := r.m.thread(k, 1)
+		row := r.m.thread(k, "1")
 		if version == 0 {
-			return renderSettings(k, event.Thread{PostID: 1}), true
+			return renderSettings(k, event.Thread{PostID: "1"}), true
 		}
 		if version <= int64(len(row.states)) {
 			return renderSettings(k, row.states[version-1]), true

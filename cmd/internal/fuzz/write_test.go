@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"strings"
 	"time"
 
 	"github.com/tidings/tidings/event"
@@ -119,8 +118,8 @@ func (l *lane) settle(a answer, o outcome, entity map[string]any, token string) 
 	}
 	if o.commit != nil {
 		id := ""
-		for name := range entity {
-			if strings.HasSuffix(name, "_id") && len(fmt.Sprint(entity[name])) == 36 && name != "parent_id" {
+		for _, k := range l.kinds.AllChildren() {
+			if name := k.Names().ID; entity[name] != nil {
 				id = name
 			}
 		}

@@ -135,8 +135,8 @@ func TestAThousandTogglesOfOneEdgeEndInTheTruthsCount(t *testing.T) {
 		want.Incoming = 1
 	}
 	if err := postgres.InTenant(t.Context(), l.api, tenant, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		got, err := followercounts.ReadCounts(t.Context(), tx, []string{event.AggregateFollow}, []event.ID{42})
-		if c := got[followercounts.Object{Kind: event.AggregateFollow, ID: 42}]; c != want {
+		got, err := followercounts.ReadCounts(t.Context(), tx, []string{event.AggregateFollow}, []event.ID{"42"})
+		if c := got[followercounts.Object{Kind: event.AggregateFollow, ID: "42"}]; c != want {
 			t.Errorf("counts %v, want %v", c, want)
 		}
 		return err
@@ -162,9 +162,10 @@ func TestInstancesThatMeetOnTheSameAccountsStayExact(t *testing.T) {
 				for first := worker * 100; first < others; first += 400 {
 					var follow, unfollow []store.EdgeWrite
 					for n := first; n < min(first+100, others); n++ {
-						writes := []store.EdgeWrite{{Meta: meta, From: event.IDOf(100 + n), To: celebrity},
-							{Meta: meta, From: fan, To: event.IDOf(100 + n)},
-							{Meta: meta, From: event.IDOf(100 + n), To: fan}, {Meta: meta, From: celebrity, To: event.IDOf(100 + n)}}
+						writes := []store.EdgeWrite{{Meta: meta, From: event.IDOf(100 + n), To: event.IDOf(celebrity)},
+							{Meta: meta, From: event.IDOf(fan), To: event.IDOf(100 + n)},
+							{Meta: meta, From: event.IDOf(100 + n), To: event.IDOf(fan)},
+							{Meta: meta, From: event.IDOf(celebrity), To: event.IDOf(100 + n)}}
 						if (n+round)%3 == 2 {
 							unfollow = append(unfollow, writes...)
 						} else {
@@ -192,7 +193,8 @@ func TestInstancesThatMeetOnTheSameAccountsStayExact(t *testing.T) {
 	wg.Wait()
 	l.settle(t)
 	if err := postgres.InTenant(t.Context(), l.api, tenant, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		got, err := followercounts.ReadCounts(t.Context(), tx, []string{event.AggregateFollow}, []event.ID{celebrity, fan})
+		got, err := followercounts.ReadCounts(t.Context(), tx, []string{event.AggregateFollow},
+			[]event.ID{event.IDOf(celebrity), event.IDOf(fan)})
 		if len(got) != 2 {
 			t.Errorf("counts of %d users", len(got))
 		}

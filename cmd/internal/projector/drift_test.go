@@ -50,7 +50,7 @@ func TestOnlyADifferenceThatNoEventExplainsIsDrift(t *testing.T) {
 	s := store.New(db.Pool(t, postgres.RoleAPI), func(int) {})
 	var writes []store.EdgeWrite
 	for followee := int64(2); followee <= 5; followee++ {
-		writes = append(writes, store.EdgeWrite{Meta: store.Meta{Actor: "test"}, From: 1, To: event.IDOf(followee)})
+		writes = append(writes, store.EdgeWrite{Meta: store.Meta{Actor: "test"}, From: "1", To: event.IDOf(followee)})
 	}
 	if _, err := s.PutEdges(ctx, 1, kinds.Builtin().Edges["follow"], writes); err != nil {
 		t.Fatal(err)
@@ -89,11 +89,11 @@ func TestOnlyADifferenceThatNoEventExplainsIsDrift(t *testing.T) {
 		t.Errorf("a clean comparison is %+v, of %+v", c, c.Last)
 	}
 	for _, damage := range []string{
-		`UPDATE edge_lists SET version = 9 WHERE to_id = 3`,
-		`DELETE FROM edge_lists WHERE to_id = 5`,
+		`UPDATE edge_lists SET version = 9 WHERE to_id = '3'`,
+		`DELETE FROM edge_lists WHERE to_id = '5'`,
 		`INSERT INTO edge_lists (tenant_id, kind, from_id, to_id, active, version, positioned_at)
 			VALUES (1, 'follow', 1, 900, true, 1, now())`,
-		`UPDATE edge_counts SET incoming = 7 WHERE object_id = 4`,
+		`UPDATE edge_counts SET incoming = 7 WHERE object_id = '4'`,
 	} {
 		before := testkit.Metric(t, reg, "tidings_projection_differences_total")
 		if _, err := pool.Exec(ctx, damage); err != nil {

@@ -62,7 +62,7 @@ func writeEverything(t *testing.T, s *store.Store, set *kinds.Set) {
 	for kind, attributes := range map[string]string{"comment": "", "verdict": `{"stars":2}`} {
 		var ids []string
 		for n := range 8 {
-			c := store.NewChild{Meta: meta, Object: 5, AuthorID: event.ID(n + 1), Body: fmt.Sprint("body ", n)}
+			c := store.NewChild{Meta: meta, Object: "5", AuthorID: event.IDOf(n + 1), Body: fmt.Sprint("body ", n)}
 			if attributes != "" {
 				c.Attributes = json.RawMessage(attributes)
 			}
@@ -86,7 +86,8 @@ func writeEverything(t *testing.T, s *store.Store, set *kinds.Set) {
 		}
 	}
 	for _, title := range []string{"one", "two"} {
-		_, err := s.SetThreads(t.Context(), tenant, set.Children["comment"], []store.ThreadSettings{{Meta: meta, Object: 5, Title: title}})
+		_, err := s.SetThreads(t.Context(), tenant, set.Children["comment"],
+			[]store.ThreadSettings{{Meta: meta, Object: "5", Title: title}})
 		check(err)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -222,14 +223,18 @@ func atSubscriber(ctx context.Context, s *servers, _ func() int, seen func(int))
 		if err := json.Unmarshal(m.Data(), &f); err != nil {
 			return err
 		}
-		seen(int(f.FollowerID) - 1)
+		n, err := strconv.Atoi(string(f.FollowerID))
+		if err != nil {
+			return err
+		}
+		seen(n - 1)
 	}
 }
 
 // visibleSQL reads the followers that have an edge in the projection, from the lowest missing one
 // to the highest that is due.
 const visibleSQL = `SELECT from_id FROM edge_lists
- WHERE tenant_id = 1 AND kind = 'follow' AND from_id BETWEEN @lowest::bigint AND @highest::bigint`
+ WHERE tenant_id = 1 AND kind = 'follow' AND from_id BETWEEN @lowest::text AND @highest::text`
 
 // atProjection reports a write when its row can be read from the projection.
 func atProjection(ctx context.Context, s *servers, due func() int, seen func(int)) error {
@@ -238,18 +243,22 @@ func atProjection(ctx context.Context, s *servers, due func() int, seen func(int
 		return err
 	}
 	defer conn.Release()
-	there := map[int64]bool{}
-	for lowest := int64(1); ; {
-		if highest := int64(due()); lowest <= highest {
-			rows, _ := conn.Query(ctx, visibleSQL, pgx.StrictNamedArgs{"lowest": lowest, "highest": highest})
-			found, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	there := map[int]bool{}
+	for lowest := 1; ; {
+		if highest := due(); lowest <= highest {
+			rows, _ := conn.Query(ctx, visibleSQL, pgx.StrictNamedArgs{"lowest": followerID(lowest), "highest": followerID(highest)})
+			found, err := pgx.CollectRows(rows, pgx.RowTo[string])
 			if err != nil {
 				return err
 			}
 			for _, id := range found {
-				if !there[id] {
-					there[id] = true
-					seen(int(id) - 1)
+				n, err := strconv.Atoi(id)
+				if err != nil {
+					return err
+				}
+				if !there[n] {
+					there[n] = true
+					seen(n - 1)
 				}
 			}
 			for there[lowest] {
@@ -263,10 +272,14 @@ func atProjection(ctx context.Context, s *servers, due func() int, seen func(int
 	}
 }
 
+// followerID returns the id of the n-th follower. All have the same length, so they are in the
+// order of their numbers.
+func followerID(n int) event.ID { return event.ID(fmt.Sprintf("%010d", n)) }
+
 // write runs one transaction with a follow and its event: follower n+1, one of 1,000 followees. It
 // returns the event's slot.
 func write(ctx context.Context, s *servers, n int) (slot int, err error) {
-	follower, followee := event.ID(n+1), event.ID(n%1000+1_000_000_000)
+	follower, followee := followerID(n+1), event.IDOf(n%1000+1_000_000_000)
 	e, err := followed(follower, followee, time.Now())
 	if err != nil {
 		return 0, err

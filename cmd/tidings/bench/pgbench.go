@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/pglocal"
 )
 
@@ -111,9 +112,9 @@ func goBaseline(ctx context.Context, s *servers, clients int, d time.Duration) (
 	}
 	start := time.Now()
 	n, err = workload{workers: clients, duration: d}.run(ctx, func(client, _ int, _ time.Time) error {
-		followee := 1_000_000_000_000 + 1 + rand.Int64N(1000)
+		followee := event.IDOf(1_000_000_000_000 + 1 + rand.Int64N(1000))
 		return pgx.BeginFunc(ctx, conns[client], func(tx pgx.Tx) error {
-			if _, err := tx.Exec(ctx, goFollowSQL, 1+rand.Int64N(1_000_000_000_000), followee); err != nil {
+			if _, err := tx.Exec(ctx, goFollowSQL, event.IDOf(1+rand.Int64N(1_000_000_000_000)), followee); err != nil {
 				return err
 			}
 			_, err := tx.Exec(ctx, goOutboxSQL, followee, goPayload)

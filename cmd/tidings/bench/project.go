@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/google/uuid"
@@ -36,8 +37,8 @@ func projectCases(users int64) map[string]func(r *rand.Rand, n int64) (follower,
 		"random": func(r *rand.Rand, _ int64) (event.ID, event.ID) {
 			return event.IDOf(1 + r.Int64N(users)), event.IDOf(1 + users + r.Int64N(users))
 		},
-		"celebrity":    func(_ *rand.Rand, n int64) (event.ID, event.ID) { return event.IDOf(1 + n), 1 },
-		"massfollower": func(_ *rand.Rand, n int64) (event.ID, event.ID) { return 1, event.IDOf(1 + n) },
+		"celebrity":    func(_ *rand.Rand, n int64) (event.ID, event.ID) { return event.IDOf(1 + n), "1" },
+		"massfollower": func(_ *rand.Rand, n int64) (event.ID, event.ID) { return "1", event.IDOf(1 + n) },
 	}
 }
 
@@ -155,12 +156,16 @@ func (o projectOptions) fill(ctx context.Context, s *servers,
 	}
 	want.pairs = len(seen)
 	for i, p := range pairs {
+		account, err := strconv.Atoi(string(p.followee))
+		if err != nil {
+			return want, err
+		}
 		e, err := followed(p.follower, p.followee, time.Now())
 		if err != nil {
 			return want, err
 		}
 		e.ID, e.Version, e.OccurredAt, e.OutboxID = uuid.NewString(), 1, time.Now(), int64(i+1)
-		msg := &nats.Msg{Subject: e.Subject(s.broker.Prefix, int(p.followee)%o.partitions), Header: e.Headers(), Data: e.Payload}
+		msg := &nats.Msg{Subject: e.Subject(s.broker.Prefix, account%o.partitions), Header: e.Headers(), Data: e.Payload}
 		if _, err := s.js.PublishMsgAsync(msg, jetstream.WithStallWait(time.Minute)); err != nil {
 			return want, err
 		}

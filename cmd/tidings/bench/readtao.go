@@ -19,11 +19,11 @@ import (
 // graph is the follow graph: all edges, and the counts of each account.
 type graph struct {
 	edges                []load.Edge // sorted
-	followers, following []int       // by account
+	followers, following map[event.ID]int
 }
 
 func newGraph(spec load.Spec) *graph {
-	g := &graph{edges: make([]load.Edge, 0, spec.Edges), followers: make([]int, spec.Targets+1), following: make([]int, spec.Origins+1)}
+	g := &graph{make([]load.Edge, 0, spec.Edges), make(map[event.ID]int), make(map[event.ID]int)}
 	for e := range load.Generate(spec) {
 		g.edges = append(g.edges, e)
 		g.followers[e.To]++
@@ -83,7 +83,7 @@ func (l edgeList) path(limit int) string {
 	if l.followers {
 		name = "followers"
 	}
-	return fmt.Sprintf("/v1/users/%d/%s?limit=%d", l.of, name, limit)
+	return fmt.Sprintf("/v1/users/%s/%s?limit=%d", l.of, name, limit)
 }
 
 func (g *graph) length(l edgeList) int {
@@ -105,7 +105,7 @@ func (g *graph) check(l edgeList, skip, limit int, page edgePage) error {
 			from, to = to, from
 		}
 		if !g.has(from, to) || i > 0 && !e.PositionedAt.Before(page.Items[i-1].PositionedAt) {
-			return fmt.Errorf("%s has account %d at place %d: out of order, or not a follow", l.path(limit), e.UserID, i+1)
+			return fmt.Errorf("%s has account %s at place %d: out of order, or not a follow", l.path(limit), e.UserID, i+1)
 		}
 	}
 	return nil
@@ -192,7 +192,7 @@ func (g *graph) taoParts(r *reader, middles []middle) []taoPart {
 		{"tao-object", 289, func(ctx context.Context, rnd *rand.Rand) (time.Duration, error) {
 			e := g.edges[rnd.IntN(len(g.edges))]
 			var got pair
-			took, err := r.ask(ctx, fmt.Sprintf("/v1/follows/%d/%d", e.From, e.To), nil, &got)
+			took, err := r.ask(ctx, fmt.Sprintf("/v1/follows/%s/%s", e.From, e.To), nil, &got)
 			if want := (pair{e.From, e.To}); err == nil && got != want {
 				err = fmt.Errorf("the follow is %v, want %v", got, want)
 			}
@@ -231,9 +231,9 @@ func (g *graph) taoParts(r *reader, middles []middle) []taoPart {
 		{"tao-count", 117, func(ctx context.Context, rnd *rand.Rand) (time.Duration, error) {
 			user := g.pick(rnd).of
 			var got struct{ Followers, Following int }
-			took, err := r.ask(ctx, fmt.Sprintf("/v1/users/%d/counts", user), nil, &got)
+			took, err := r.ask(ctx, fmt.Sprintf("/v1/users/%s/counts", user), nil, &got)
 			if err == nil && (got.Followers != g.followers[user] || got.Following != g.following[user]) {
-				err = fmt.Errorf("the counts of %d are %+v, want %d and %d", user, got, g.followers[user], g.following[user])
+				err = fmt.Errorf("the counts of %s are %+v, want %d and %d", user, got, g.followers[user], g.following[user])
 			}
 			return took, err
 		}},

@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	post       = 1
+	post       = event.ID("1")
 	pageLimit  = 50
 	warmRounds = 50  // requests of each case before the first that counts
 	places     = 200 // the number of different cursors, and of comments with replies, in the requests
@@ -271,7 +271,7 @@ func (o readOptions) threads(ctx context.Context, s *servers) (results []readRes
 // pages with SQL's OFFSET.
 func (o readOptions) threadCases(ctx context.Context, s *servers, r *reader, t *longThread) ([]*threadCase, error) {
 	rnd := rand.New(rand.NewPCG(o.seed, 2))
-	path := fmt.Sprintf("/v1/posts/%d/comments?limit=%d", post, pageLimit)
+	path := fmt.Sprintf("/v1/posts/%s/comments?limit=%d", post, pageLimit)
 	deep := func() int { return o.comments*17/20 + rnd.IntN(o.comments/10) } // 85 to 95 %
 	page := func(path string, want []int32) (p threadPage, took time.Duration, err error) {
 		if took, err = r.ask(ctx, path, nil, &p); err == nil {
@@ -325,7 +325,7 @@ func (o readOptions) threadCases(ctx context.Context, s *servers, r *reader, t *
 		}},
 		{name: "summary", ask: func() (time.Duration, error) {
 			var got struct{ Visible, Total int }
-			took, err := r.ask(ctx, fmt.Sprintf("/v1/posts/%d/comments/summary", post), nil, &got)
+			took, err := r.ask(ctx, fmt.Sprintf("/v1/posts/%s/comments/summary", post), nil, &got)
 			if err == nil && (got.Visible != len(t.visible) || got.Total != o.comments) {
 				err = fmt.Errorf("the summary is %+v, want %d visible of %d", got, len(t.visible), o.comments)
 			}

@@ -84,7 +84,7 @@ var sizesCases = []struct{ name, table, sql string }{
 
 func runSizes(ctx context.Context, s *servers, rows int) error {
 	if err := s.exec(ctx, `SET synchronous_commit = off;
-		SELECT make_history('follow', '{follower_id,followee_id}', 'bigint', false),
+		SELECT make_history('follow', '{follower_id,followee_id}', 'text', false),
 		       make_history('comment', '{comment_id}', 'uuid', true)`); err != nil {
 		return err
 	}

@@ -325,12 +325,12 @@ func (c *contract) parksErasesAndRetries() {
 		}
 		rest, err := letters.Discard(ctx, r)
 		if err != nil || rest.Next == 0 {
-			c.t.Fatalf("%s: no dead letter waits behind the event of %s %d: %v", l.Consumer, l.Event.AggregateType,
+			c.t.Fatalf("%s: no dead letter waits behind the event of %s %s: %v", l.Consumer, l.Event.AggregateType,
 				l.Event.AggregateID, err)
 		}
 		r.ID = rest.Next
 		if rest, err = letters.Retry(ctx, r); err != nil || rest.Fault != nil || rest.Left != 0 {
-			c.t.Errorf("%s: retry %s %d: %d left, %v, %v", l.Consumer, l.Event.AggregateType, l.Event.AggregateID, rest.Left,
+			c.t.Errorf("%s: retry %s %s: %d left, %v, %v", l.Consumer, l.Event.AggregateType, l.Event.AggregateID, rest.Left,
 				rest.Fault, err)
 		}
 	}

@@ -95,7 +95,7 @@ func TestTheArchiveOfThreadsKnowsTheKindsInForce(t *testing.T) {
 		t.Fatal(err)
 	}
 	out, err := store.New(db.Pool(t, postgres.RoleAPI), nil).CreateChildren(t.Context(), 1, now.Children["verdict"],
-		[]store.NewChild{{Meta: store.Meta{Actor: "ann"}, Object: 5, AuthorID: 7, Body: "a text", Attributes: []byte(`{"stars":5}`)}})
+		[]store.NewChild{{Meta: store.Meta{Actor: "ann"}, Object: "5", AuthorID: "7", Body: "a text", Attributes: []byte(`{"stars":5}`)}})
 	if err != nil || out[0].Err != nil {
 		t.Fatal(err, out)
 	}

@@ -161,7 +161,7 @@ func (p Process) outboxLetters(ctx context.Context, data string) (*letterDesk, e
 func (f *dlqFlags) add(c *cobra.Command, s letterSource, limit int) {
 	c.Flags().Int64Var(&f.filter.TenantID, "tenant", 0, "only of this tenant")
 	c.Flags().StringVar(&f.filter.AggregateType, "aggregate-type", "", "only of this aggregate type")
-	c.Flags().Int64Var((*int64)(&f.filter.AggregateID), "aggregate-id", 0, "only of the aggregates with this id")
+	c.Flags().StringVar((*string)(&f.filter.AggregateID), "aggregate-id", "", "only of the aggregates with this id")
 	c.Flags().StringVar(&f.filter.EventType, "type", "", "only of this event type")
 	c.Flags().StringVar(&f.since, "since", "", "only dead letters since then: a duration ago such as 24h, a date, or a time in RFC 3339")
 	c.Flags().StringVar(&f.until, "until", "", "only dead letters from before then, in the same forms")
@@ -234,8 +234,13 @@ func (f *dlqFlags) parse(c *cobra.Command, args []string) error {
 	if f.limit < 1 {
 		return &usageError{errors.New("--limit must be a positive number")}
 	}
+	if c.Flags().Changed("aggregate-id") { // also with an empty value, which would select more than was asked
+		if err := checkID("--aggregate-id", f.filter.AggregateID); err != nil {
+			return err
+		}
+	}
 	for _, a := range args {
-		id, err := event.ParseID(a)
+		id, err := event.ParseNumber(a)
 		if err != nil {
 			return &usageError{err}
 		}
@@ -257,7 +262,7 @@ func (f *dlqFlags) most() int {
 // filtered reports whether a flag other than ids selects messages.
 func (f *dlqFlags) filtered() bool {
 	g := f.filter
-	return g.TenantID != 0 || g.Consumer != "" || g.AggregateType != "" || g.AggregateID != 0 || g.EventType != "" ||
+	return g.TenantID != 0 || g.Consumer != "" || g.AggregateType != "" || g.AggregateID != "" || g.EventType != "" ||
 		!g.DeadBefore.IsZero() || !g.DeadAfter.IsZero()
 }
 
@@ -407,7 +412,7 @@ func (p Process) dlqShowCommand(s letterSource) *cobra.Command {
 		Short: s.show,
 		Args:  exactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			id, err := event.ParseID(args[0])
+			id, err := event.ParseNumber(args[0])
 			if err != nil {
 				return &usageError{err}
 			}
@@ -599,7 +604,7 @@ func payloads(n int64) string {
 	return "Their payloads are"
 }
 
-func aggregate(typ string, id event.ID) string { return cell(typ) + "/" + id.String() }
+func aggregate(typ string, id event.ID) string { return cell(typ) + "/" + cell(string(id)) }
 
 // cell makes any text safe for a table on a terminal. It quotes text with invisible or control
 // characters, which dead letters may contain.

@@ -121,7 +121,8 @@ func TestDLQOutboxRetryAndDiscard(t *testing.T) {
 	}{
 		"retry without a word":          {"retry", "", exitInput, "needs ids, a filter, or --all"},
 		"discard without a word":        {"discard --yes", "", exitInput, "needs ids, a filter, or --all"},
-		"an id that is none":            {"retry 1x", "", exitInput, `"1x" is not an id`},
+		"an id that is none":            {"retry 1x", "", exitInput, `"1x" is not a decimal number`},
+		"an empty aggregate id":         {"discard --tenant 1 --aggregate-id= --yes", "", exitInput, "--aggregate-id: \"\" is not an id"},
 		"ids and a filter":              {"retry 1 --tenant 1", "", exitInput, "not both"},
 		"a time that is none":           {"retry --until soon", "", exitInput, `"soon" is not a duration`},
 		"no limit and one":              {"retry --all --limit 5", "", exitInput, "exclude each other"},

@@ -79,12 +79,12 @@ func (d *dev) checkCounts(t *testing.T, spec load.Spec) {
 	t.Helper()
 	for user, want := range countsOf(spec) {
 		var got struct{ Followers, Following json.Number }
-		if status, _ := d.request(t, http.MethodGet, fmt.Sprintf("/v1/users/%d/counts", user), "", nil, &got); status != http.StatusOK {
-			t.Fatalf("counts of %d: status %d", user, status)
+		if status, _ := d.request(t, http.MethodGet, fmt.Sprintf("/v1/users/%s/counts", user), "", nil, &got); status != http.StatusOK {
+			t.Fatalf("counts of %s: status %d", user, status)
 		}
 		if got.Followers.String() != strconv.FormatInt(want.Followers, 10) ||
 			got.Following.String() != strconv.FormatInt(want.Following, 10) {
-			t.Errorf("counts of %d are %v, want %v", user, got, want)
+			t.Errorf("counts of %s are %v, want %v", user, got, want)
 		}
 	}
 }
@@ -176,7 +176,7 @@ func TestLoadArrivesEverywhere(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close(context.WithoutCancel(t.Context()))
-	if _, err := conn.Exec(t.Context(), `UPDATE edge_counts SET incoming = incoming + 1 WHERE object_id IN (1, 2, 3)`); err != nil {
+	if _, err := conn.Exec(t.Context(), `UPDATE edge_counts SET incoming = incoming + 1 WHERE object_id IN ('1', '2', '3')`); err != nil {
 		t.Fatal(err)
 	}
 	code, stdout, stderr = run(t, nil, "", "verify", "--data", d.dir, "--limit", "2", "--json")
@@ -249,8 +249,9 @@ func TestMalformedEdgeLine(t *testing.T) {
 	t.Parallel()
 	d := newDev(t)
 	d.start(t)
-	code, _, stderr := run(t, nil, "1 2\r\n# a comment\r\n3\tx\r\n5 6\r\n", "load", "-", "--data", d.dir)
-	if want := "tidings: line 3: \"x\" is not an id: want a number from 1 to 9223372036854775807\n"; code != exitInput || stderr != want {
+	code, _, stderr := run(t, nil, "1 2\r\n# a comment\r\n3\tx,y\r\n5 6\r\n", "load", "-", "--data", d.dir)
+	want := "tidings: line 3: \"x,y\" is not an id: 1 to 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =, but not . or .. alone\n"
+	if code != exitInput || stderr != want {
 		t.Errorf("exit code %d, %q: want %d, %q", code, stderr, exitInput, want)
 	}
 	if status, _ := d.request(t, http.MethodGet, "/v1/follows/1/2", "", nil, nil); status != http.StatusOK {

@@ -37,12 +37,12 @@ event. You may stop it: the archivers continue, and the same command shows the p
 		check: func(*session, []string) error {
 			r.Direction = store.Direction(direction)
 			switch {
-			case tenant <= 0 || r.ID <= 0:
-				return &usageError{errors.New("--tenant and --id are required, both positive numbers")}
+			case tenant <= 0 || r.ID == "":
+				return &usageError{errors.New("--tenant and --id are required, and the tenant is a positive number")}
 			case !slices.Contains([]store.Direction{store.DirectionFrom, store.DirectionTo, store.DirectionBoth}, r.Direction):
 				return &usageError{fmt.Errorf("--direction is %q: want from, to or both", direction)}
 			}
-			return nil
+			return checkID("--id", r.ID)
 		},
 		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
 			m, err := s.removeEdges(ctx, tenant, r, names)
@@ -58,7 +58,7 @@ event. You may stop it: the archivers continue, and the same command shows the p
 	})
 	c.Flags().Int64Var(&tenant, "tenant", 0, "the tenant")
 	c.Flags().StringVar(&r.Object, "object", kinds.Author, "the type of the object, as the kinds name it")
-	c.Flags().Int64Var((*int64)(&r.ID), "id", 0, "the object's id")
+	c.Flags().StringVar((*string)(&r.ID), "id", "", "the object's id")
 	c.Flags().StringSliceVar(&names, "kind", nil, "only of this `kind`; repeatable (default: every kind)")
 	c.Flags().StringVar(&direction, "direction", string(store.DirectionBoth), "the edges from the object (from), to it (to), or both")
 	return c
@@ -90,7 +90,7 @@ func showEdges(ctx context.Context, w io.Writer, s *store.Store, now *kinds.Set,
 	if total == 0 {
 		return errNothingToDelete
 	}
-	fmt.Fprintf(w, "The command removes these edges of %s %d of tenant %d (--direction %s):\n", r.Object, r.ID, tenant, r.Direction)
+	fmt.Fprintf(w, "The command removes these edges of %s %s of tenant %d (--direction %s):\n", r.Object, r.ID, tenant, r.Direction)
 	return tableTo(w, rows...)
 }
 

@@ -16,7 +16,7 @@ func TestEdgesRemoveWorksUntilAllAreGone(t *testing.T) {
 	db := testkit.Postgres(t)
 	env := map[string]string{"DATABASE_URL": db.URL}
 	s := store.New(db.Pool(t, postgres.RoleAPI), nil)
-	for _, pair := range [][2]event.ID{{7, 8}, {8, 7}, {9, 8}} {
+	for _, pair := range [][2]event.ID{{"7", "8"}, {"8", "7"}, {"9", "8"}} {
 		out, err := s.PutEdges(t.Context(), 1, kinds.Builtin().Edges["follow"],
 			[]store.EdgeWrite{{Meta: store.Meta{Actor: "ann"}, From: pair[0], To: pair[1]}})
 		if err != nil || out[0].Err != nil {
@@ -29,6 +29,7 @@ func TestEdgesRemoveWorksUntilAllAreGone(t *testing.T) {
 		says string
 	}{
 		{"edges remove --tenant 1", exitInput, "--tenant and --id are required"},
+		{"edges remove --tenant 1 --id a,b", exitInput, `--id: "a,b" is not an id`},
 		{"edges remove --tenant 1 --id 7 --direction up", exitInput, `--direction is "up": want from, to or both`},
 		{"edges remove --tenant 1 --id 7 --kind nothing", exitInput, "not every kind of [nothing]"},
 		{"edges remove --tenant 2 --id 7 --kind follow", exitOK, "KIND    REMOVED\nfollow  0\n"},

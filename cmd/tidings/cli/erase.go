@@ -38,14 +38,14 @@ erased. docs/erasure.md lists the copies that erase cannot reach, such as backup
 		name: "erase", needs: needAll, json: oneObject, actor: &o.Actor, reason: &o.Reason, dryRun: &o.DryRun, destructive: true,
 		check: func(*session, []string) error {
 			switch {
-			case o.TenantID <= 0 || o.AuthorID <= 0:
-				return &usageError{errors.New("--tenant and --author are required, both positive numbers")}
+			case o.TenantID <= 0 || o.AuthorID == "":
+				return &usageError{errors.New("--tenant and --author are required, and the tenant is a positive number")}
 			case o.Wait < 0:
 				return &usageError{fmt.Errorf("--wait is %s: want 0 or more", o.Wait)}
 			case !store.ValidReason(o.Reason):
 				return &usageError{errReason}
 			}
-			return nil
+			return checkID("--author", o.AuthorID)
 		},
 		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
 			if !s.asJSON {
@@ -65,7 +65,7 @@ erased. docs/erasure.md lists the copies that erase cannot reach, such as backup
 		},
 	})
 	c.Flags().Int64Var(&o.TenantID, "tenant", 0, "the tenant")
-	c.Flags().Int64Var((*int64)(&o.AuthorID), "author", 0, "the author whose children and edges to erase")
+	c.Flags().StringVar((*string)(&o.AuthorID), "author", "", "the author whose children and edges to erase")
 	c.Flags().DurationVar(&o.Wait, "wait", 10*time.Minute, "how long to wait for the relay and the consumers, in total")
 	return c
 }
@@ -84,7 +84,7 @@ func (p Process) showErasure(ctx context.Context, w io.Writer, y *system, o eras
 	if total == 0 {
 		return errNothingToDelete
 	}
-	fmt.Fprintf(w, "The command permanently erases this data of author %d of tenant %d:\n", o.AuthorID, o.TenantID)
+	fmt.Fprintf(w, "The command permanently erases this data of author %s of tenant %d:\n", o.AuthorID, o.TenantID)
 	return tableTo(w, erasureRows("FOUND", report)...)
 }
 
@@ -122,7 +122,7 @@ func printErasure(w io.Writer, r erasure.Report) error {
 	if err := tableTo(w, erasureRows(title, r)...); err != nil {
 		return err
 	}
-	text := fmt.Sprintf("\nAuthor %d of tenant %d is erased: a final scan found no more data. Requested at %s by %s.\n",
+	text := fmt.Sprintf("\nAuthor %s of tenant %d is erased: a final scan found no more data. Requested at %s by %s.\n",
 		r.AuthorID, r.TenantID, r.RequestedAt.Format(time.RFC3339), r.RequestedBy)
 	switch {
 	case r.DryRun:

@@ -17,7 +17,7 @@ func TestEraseSaysWhatItWaitsForAndGoesOn(t *testing.T) {
 	db := testkit.Postgres(t)
 	env := map[string]string{"DATABASE_URL": db.URL, "NATS_URL": testkit.NATS(t).URL}
 	out, err := store.New(db.Pool(t, postgres.RoleAPI), nil).CreateChildren(t.Context(), 1, kinds.Builtin().Children["comment"],
-		[]store.NewChild{{Meta: store.Meta{Actor: "ann"}, Object: 5, AuthorID: 7, Body: "text"}})
+		[]store.NewChild{{Meta: store.Meta{Actor: "ann"}, Object: "5", AuthorID: "7", Body: "text"}})
 	if err != nil || out[0].Err != nil {
 		t.Fatal(out, err)
 	}

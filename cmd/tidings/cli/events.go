@@ -195,7 +195,7 @@ func (p Process) eventAt(ctx context.Context, data, place string) (id string, er
 
 // notSearched returns a note about the places that the query did not search.
 func notSearched(q outbox.FindQuery) string {
-	if q.AggregateID != 0 {
+	if q.AggregateID != "" {
 		return " --aggregate searches only the archive and the DLQ. For the outbox, use --since without --aggregate."
 	}
 	return ""
@@ -229,7 +229,7 @@ func parseFind(q *outbox.FindQuery, id, aggregate, since, until string, now time
 	case uuidForm.MatchString(id):
 		q.EventID = id
 	case id != "":
-		parsed, err := event.ParseID(id)
+		parsed, err := event.ParseNumber(id)
 		if err != nil {
 			return fmt.Errorf("--id must be an outbox id or a UUID: %w", err)
 		}
@@ -237,14 +237,14 @@ func parseFind(q *outbox.FindQuery, id, aggregate, since, until string, now time
 	}
 	if aggregate != "" {
 		kind, text, ok := strings.Cut(aggregate, "/")
-		n, err := strconv.ParseInt(text, 10, 64)
+		id, err := event.ParseID(text)
 		if !ok || kind == "" || err != nil {
 			return fmt.Errorf("--aggregate is %q: want TYPE/ID", aggregate)
 		}
 		if q.TenantID == 0 {
 			return errors.New("--aggregate needs --tenant")
 		}
-		q.AggregateType, q.AggregateID = kind, n
+		q.AggregateType, q.AggregateID = kind, id
 	}
 	return nil
 }

@@ -86,7 +86,7 @@ func (w *eventWatch) Hear(e *event.Event, err error) {
 		w.err = w.writeJSON(watchedEvent{e.ID, e.TenantID, e.AggregateType, e.AggregateID, e.Type, e.Version,
 			event.Time{Time: e.OccurredAt}, e.Stream, e.Seq, e.Payload})
 	} else {
-		_, w.err = fmt.Fprintf(w.Stdout, "%s/%d  tenant %d  %s.%s  %d  %s\n", e.Stream, e.Seq, e.TenantID, cell(e.AggregateType),
+		_, w.err = fmt.Fprintf(w.Stdout, "%s/%d  tenant %d  %s.%s  %s  %s\n", e.Stream, e.Seq, e.TenantID, cell(e.AggregateType),
 			cell(e.Type), e.AggregateID, visible(string(e.Payload)))
 	}
 	if w.printed++; w.printed == w.limit || w.err != nil {

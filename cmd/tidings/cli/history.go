@@ -241,6 +241,14 @@ func showThreadHistory(ctx context.Context, s *session, now *kinds.Set, f histor
 	})
 }
 
+// checkID returns a *usageError if the value of a flag is not an id.
+func checkID(flag string, id event.ID) error {
+	if _, err := event.ParseID(string(id)); err != nil {
+		return &usageError{fmt.Errorf("%s: %w", flag, err)}
+	}
+	return nil
+}
+
 func parseIDs(args []string) ([]event.ID, error) {
 	ids := make([]event.ID, len(args))
 	for i, a := range args {

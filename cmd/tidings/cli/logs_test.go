@@ -64,7 +64,7 @@ func beat(t *testing.T, database string, db *testkit.DB, nc *testkit.Broker) *be
 	} {
 		if _, err := pool.Exec(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload,
 			attempts)
-			VALUES (1, $1, $2, $3, $4::jsonb, 10)`, row.aggregate, 900+i, row.event, row.payload); err != nil {
+			VALUES (1, $1, $2, $3, $4::jsonb, 10)`, row.aggregate, fmt.Sprint(900+i), row.event, row.payload); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -15,9 +15,9 @@ var damages = []string{
 	`UPDATE edge_lists SET positioned_at = positioned_at + interval '1h'
 		WHERE (from_id, to_id) IN (SELECT from_id, to_id FROM edge_lists ORDER BY 1, 2 OFFSET 20 LIMIT 3)`,
 	// accounts: wrong on either side, missing, unknown to the truth
-	`UPDATE edge_counts SET incoming = incoming + 7 WHERE object_id IN (3, 4)`,
-	`UPDATE edge_counts SET outgoing = outgoing + 7 WHERE object_id IN (4, 5)`,
-	`DELETE FROM edge_counts WHERE object_id IN (6, 7)`,
+	`UPDATE edge_counts SET incoming = incoming + 7 WHERE object_id IN ('3', '4')`,
+	`UPDATE edge_counts SET outgoing = outgoing + 7 WHERE object_id IN ('4', '5')`,
+	`DELETE FROM edge_counts WHERE object_id IN ('6', '7')`,
 	`INSERT INTO edge_counts (tenant_id, kind, object_id, incoming) VALUES (1, 'follow', 900003, 2)`,
 	// comments: missing, unknown to the truth, with another content, state, version or count
 	`DELETE FROM child_lists WHERE child_id IN (SELECT child_id FROM child_lists ORDER BY object_id, path LIMIT 3)`,

@@ -112,6 +112,11 @@ func (p Process) outboxListCommand() *cobra.Command {
 			if limit < 1 {
 				return &usageError{errors.New("--limit must be a positive number")}
 			}
+			if c.Flags().Changed("aggregate-id") {
+				if err := checkID("--aggregate-id", f.AggregateID); err != nil {
+					return err
+				}
+			}
 			pool, err := p.truth(c.Context(), data, "outbox")
 			if err != nil {
 				return err
@@ -131,7 +136,7 @@ func (p Process) outboxListCommand() *cobra.Command {
 	}
 	c.Flags().Int64Var(&f.TenantID, "tenant", 0, "only of this tenant")
 	c.Flags().StringVar(&f.AggregateType, "aggregate-type", "", "only of this aggregate type")
-	c.Flags().Int64Var(&f.AggregateID, "aggregate-id", 0, "only of the aggregates with this id")
+	c.Flags().StringVar((*string)(&f.AggregateID), "aggregate-id", "", "only of the aggregates with this id")
 	c.Flags().StringVar(&f.EventType, "type", "", "only of this event type")
 	c.Flags().IntVar(&limit, "limit", 50, "at most this many messages, lowest ids first")
 	c.Flags().BoolVar(&all, "all", false, "no limit")
@@ -150,7 +155,7 @@ func (p Process) outboxShowCommand() *cobra.Command {
 		Short: "Show a pending message with its payload",
 		Args:  exactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			id, err := event.ParseID(args[0])
+			id, err := event.ParseNumber(args[0])
 			if err != nil {
 				return &usageError{err}
 			}
@@ -209,7 +214,7 @@ func (p Process) actWaiting(ctx context.Context, data string, args []string, act
 	fn func(pool *pgxpool.Pool, id int64) error) error {
 	var ids []int64
 	for _, a := range args {
-		id, err := event.ParseID(a)
+		id, err := event.ParseNumber(a)
 		if err != nil {
 			return &usageError{err}
 		}

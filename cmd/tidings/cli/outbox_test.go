@@ -66,10 +66,11 @@ func TestOutboxListShowRetryAndKill(t *testing.T) {
 		says string
 	}{
 		{"show 5", exitError, "message 5 is not waiting: `tidings events find --id 5`"},
+		{"list --aggregate-id a,b", exitInput, `"a,b" is not an id`},
 		{"list --limit 0", exitInput, "--limit"},
 		{"list --limit 1 --all", exitInput, "exclude each other"},
 		{"kill 1", exitInput, "needs --reason"},
-		{"retry 1x", exitInput, `"1x" is not an id`},
+		{"retry 1x", exitInput, `"1x" is not a decimal number`},
 		{"kill 4 --reason no --yes", exitError, "message 4 is due, and a relay may be publishing it"},
 		{"kill 9 --reason no", exitError, "is not waiting"},
 		{"retry 3", exitError, "message 1; retry or kill that one, and message 3 follows"},

@@ -106,7 +106,7 @@ export type Comment = {
      */
     parent_id?: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     post_id: string;
     /**
@@ -210,7 +210,7 @@ export type Counts = {
 
 export type CreateInputBody = {
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     author_id: string;
     /**
@@ -225,7 +225,7 @@ export type CreateInputBody = {
 
 export type CreateOperation = {
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     author_id: string;
     /**
@@ -242,7 +242,7 @@ export type CreateOperation = {
      */
     parent_id?: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     post_id: string;
 };
@@ -251,7 +251,7 @@ export type DlqAction = {
     action: 'retry' | 'discard';
     actor: string;
     /**
-     * A decimal 64-bit number, as a string.
+     * The id of the object that the event is about.
      */
     aggregate_id: string;
     aggregate_type: string;
@@ -271,7 +271,7 @@ export type DlqAction = {
 
 export type DeadMessage = {
     /**
-     * A decimal 64-bit number, as a string.
+     * The id of the object that the event is about.
      */
     aggregate_id: string;
     aggregate_type: string;
@@ -301,7 +301,7 @@ export type DeadMessage = {
 
 export type DeadMessageFull = {
     /**
-     * A decimal 64-bit number, as a string.
+     * The id of the object that the event is about.
      */
     aggregate_id: string;
     aggregate_type: string;
@@ -363,7 +363,7 @@ export type Edge = {
      */
     positioned_at: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     user_id: string;
 };
@@ -436,7 +436,7 @@ export type EdgeRemoval = {
     kinds: Array<string>;
     object: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     object_id: string;
     /**
@@ -555,11 +555,11 @@ export type FieldError = {
 export type Follow = {
     created_at: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     followee_id: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     follower_id: string;
     /**
@@ -576,11 +576,11 @@ export type Follow = {
 
 export type FollowOperation = {
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     followee_id: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     follower_id: string;
     op: 'put' | 'remove';
@@ -666,13 +666,13 @@ export type Like = {
      */
     positioned_at: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     post_id: string;
     status: 'ACTIVE';
     updated_at: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     user_id: string;
     /**
@@ -691,11 +691,11 @@ export type LikeCheckInputBody = {
 export type LikeOperation = {
     op: 'put' | 'remove';
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     post_id: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     user_id: string;
 };
@@ -706,7 +706,7 @@ export type LikeOrigin = {
      */
     positioned_at: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     user_id: string;
 };
@@ -725,11 +725,11 @@ export type LikeOrigins = {
 
 export type LikePair = {
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     post_id: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     user_id: string;
 };
@@ -744,11 +744,11 @@ export type LikeRelation = {
      */
     positioned_at?: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     post_id: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     user_id: string;
 };
@@ -770,7 +770,7 @@ export type LikeTarget = {
      */
     positioned_at: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     post_id: string;
 };
@@ -839,7 +839,7 @@ export type Membership = {
     };
     created_at: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     group_id: string;
     /**
@@ -849,7 +849,7 @@ export type Membership = {
     status: 'ACTIVE';
     updated_at: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     user_id: string;
     /**
@@ -874,7 +874,7 @@ export type MembershipOrigin = {
      */
     positioned_at: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     user_id: string;
 };
@@ -893,11 +893,11 @@ export type MembershipOrigins = {
 
 export type MembershipPair = {
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     group_id: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     user_id: string;
 };
@@ -907,7 +907,7 @@ export type MembershipPut = {
         role?: 'member' | 'moderator' | 'owner';
     };
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     group_id: string;
     /**
@@ -916,7 +916,7 @@ export type MembershipPut = {
     if_match?: number | '*';
     op: 'put';
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     user_id: string;
 };
@@ -927,7 +927,7 @@ export type MembershipRelation = {
      */
     active: boolean;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     group_id: string;
     /**
@@ -935,7 +935,7 @@ export type MembershipRelation = {
      */
     positioned_at?: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     user_id: string;
 };
@@ -953,7 +953,7 @@ export type MembershipRelationList = {
 
 export type MembershipRemove = {
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     group_id: string;
     /**
@@ -962,7 +962,7 @@ export type MembershipRemove = {
     if_match?: number | '*';
     op: 'remove';
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     user_id: string;
 };
@@ -972,7 +972,7 @@ export type MembershipTarget = {
         role: 'member' | 'moderator' | 'owner';
     };
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     group_id: string;
     /**
@@ -1042,7 +1042,7 @@ export type Message = {
      */
     body?: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     conversation_id: string;
     created_at: string;
@@ -1057,7 +1057,7 @@ export type Message = {
 
 export type MessageCreateOperation = {
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     author_id: string;
     /**
@@ -1065,7 +1065,7 @@ export type MessageCreateOperation = {
      */
     body: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     conversation_id: string;
     /**
@@ -1106,7 +1106,7 @@ export type MessageEditOperation = {
 
 export type MessageInput = {
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     author_id: string;
     /**
@@ -1149,7 +1149,7 @@ export type MessageSummary = {
      */
     as_of: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     conversation_id: string;
     /**
@@ -1242,11 +1242,11 @@ export type ObjectKind = {
 
 export type Pair = {
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     followee_id: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     follower_id: string;
 };
@@ -1254,11 +1254,11 @@ export type Pair = {
 export type PastFollow = {
     created_at: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     followee_id: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     follower_id: string;
     /**
@@ -1277,13 +1277,13 @@ export type PastLike = {
      */
     positioned_at: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     post_id: string;
     status: 'ACTIVE' | 'REMOVED';
     updated_at: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     user_id: string;
     version: number;
@@ -1295,7 +1295,7 @@ export type PastMembership = {
     };
     created_at: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     group_id: string;
     /**
@@ -1305,7 +1305,7 @@ export type PastMembership = {
     status: 'ACTIVE' | 'REMOVED';
     updated_at: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     user_id: string;
     version: number;
@@ -1318,13 +1318,13 @@ export type PastShare = {
      */
     positioned_at: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     post_id: string;
     status: 'ACTIVE' | 'REMOVED';
     updated_at: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     user_id: string;
     version: number;
@@ -1424,11 +1424,11 @@ export type Relation = {
      */
     followed_by: boolean;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     followee_id: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     follower_id: string;
     /**
@@ -1466,7 +1466,7 @@ export type Review = {
     body?: string;
     created_at: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     product_id: string;
     review_id: string;
@@ -1483,7 +1483,7 @@ export type ReviewCreateOperation = {
         rating: number;
     };
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     author_id: string;
     /**
@@ -1496,7 +1496,7 @@ export type ReviewCreateOperation = {
     idempotency_key?: string;
     op: 'create';
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     product_id: string;
 };
@@ -1541,7 +1541,7 @@ export type ReviewInput = {
         rating: number;
     };
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     author_id: string;
     /**
@@ -1588,7 +1588,7 @@ export type ReviewSummary = {
      */
     last_activity_at?: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     product_id: string;
     /**
@@ -1663,13 +1663,13 @@ export type Share = {
      */
     positioned_at: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     post_id: string;
     status: 'ACTIVE';
     updated_at: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     user_id: string;
     /**
@@ -1688,11 +1688,11 @@ export type ShareCheckInputBody = {
 export type ShareOperation = {
     op: 'put' | 'remove';
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     post_id: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     user_id: string;
 };
@@ -1703,7 +1703,7 @@ export type ShareOrigin = {
      */
     positioned_at: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     user_id: string;
 };
@@ -1722,11 +1722,11 @@ export type ShareOrigins = {
 
 export type SharePair = {
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     post_id: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     user_id: string;
 };
@@ -1741,11 +1741,11 @@ export type ShareRelation = {
      */
     positioned_at?: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     post_id: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     user_id: string;
 };
@@ -1767,7 +1767,7 @@ export type ShareTarget = {
      */
     positioned_at: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     post_id: string;
 };
@@ -1847,7 +1847,7 @@ export type ThreadComment = {
      */
     parent_id?: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     post_id: string;
     /**
@@ -1886,7 +1886,7 @@ export type ThreadSettings = {
      */
     locked: boolean;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     post_id: string;
     /**
@@ -1933,7 +1933,7 @@ export type ThreadSummary = {
      */
     last_activity_at?: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     post_id: string;
     thread: ThreadState;
@@ -2014,7 +2014,7 @@ export type TreeComment = {
      */
     parent_id?: string;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     post_id: string;
     /**
@@ -2037,7 +2037,7 @@ export type UserCounts = {
     followers: number;
     following: number;
     /**
-     * A decimal number from 1 to 9223372036854775807, as a string.
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     user_id: string;
 };
@@ -2817,7 +2817,7 @@ export type ListMessagesData = {
     };
     path: {
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         conversation_id: string;
     };
@@ -2921,7 +2921,7 @@ export type CreateMessageData = {
     };
     path: {
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         conversation_id: string;
     };
@@ -3001,7 +3001,7 @@ export type GetMessageSummaryData = {
     };
     path: {
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         conversation_id: string;
     };
@@ -3143,11 +3143,11 @@ export type RemoveFollowData = {
     };
     path: {
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         follower_id: string;
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         followee_id: string;
     };
@@ -3218,11 +3218,11 @@ export type GetFollowData = {
     };
     path: {
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         follower_id: string;
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         followee_id: string;
     };
@@ -3300,11 +3300,11 @@ export type PutFollowData = {
     };
     path: {
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         follower_id: string;
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         followee_id: string;
     };
@@ -3373,11 +3373,11 @@ export type ListFollowVersionsData = {
     body?: never;
     path: {
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         follower_id: string;
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         followee_id: string;
     };
@@ -3986,11 +3986,11 @@ export type RemoveLikeData = {
     };
     path: {
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         user_id: string;
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         post_id: string;
     };
@@ -4060,11 +4060,11 @@ export type GetLikeData = {
     };
     path: {
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         user_id: string;
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         post_id: string;
     };
@@ -4142,11 +4142,11 @@ export type PutLikeData = {
     };
     path: {
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         user_id: string;
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         post_id: string;
     };
@@ -4214,11 +4214,11 @@ export type ListLikeVersionsData = {
     body?: never;
     path: {
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         user_id: string;
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         post_id: string;
     };
@@ -4533,11 +4533,11 @@ export type RemoveMembershipData = {
     };
     path: {
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         user_id: string;
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         group_id: string;
     };
@@ -4615,11 +4615,11 @@ export type GetMembershipData = {
     };
     path: {
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         user_id: string;
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         group_id: string;
     };
@@ -4703,11 +4703,11 @@ export type PatchMembershipData = {
     };
     path: {
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         user_id: string;
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         group_id: string;
     };
@@ -4804,11 +4804,11 @@ export type PutMembershipData = {
     };
     path: {
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         user_id: string;
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         group_id: string;
     };
@@ -4889,11 +4889,11 @@ export type ListMembershipVersionsData = {
     body?: never;
     path: {
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         user_id: string;
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         group_id: string;
     };
@@ -6097,7 +6097,7 @@ export type ListCommentsData = {
     };
     path: {
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         post_id: string;
     };
@@ -6201,7 +6201,7 @@ export type CreateCommentData = {
     };
     path: {
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         post_id: string;
     };
@@ -6288,7 +6288,7 @@ export type GetCommentBySlugData = {
     };
     path: {
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         post_id: string;
         slug: string;
@@ -6363,7 +6363,7 @@ export type GetCommentSummaryData = {
     };
     path: {
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         post_id: string;
     };
@@ -6433,7 +6433,7 @@ export type GetCommentTreeData = {
     };
     path: {
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         post_id: string;
     };
@@ -6734,7 +6734,7 @@ export type GetThreadData = {
     };
     path: {
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         post_id: string;
     };
@@ -6816,7 +6816,7 @@ export type PutThreadData = {
     };
     path: {
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         post_id: string;
     };
@@ -6893,7 +6893,7 @@ export type ListThreadVersionsData = {
     body?: never;
     path: {
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         post_id: string;
     };
@@ -7126,7 +7126,7 @@ export type ListReviewsData = {
     };
     path: {
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         product_id: string;
     };
@@ -7230,7 +7230,7 @@ export type CreateReviewData = {
     };
     path: {
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         product_id: string;
     };
@@ -7314,7 +7314,7 @@ export type GetReviewSummaryData = {
     };
     path: {
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         product_id: string;
     };
@@ -7883,11 +7883,11 @@ export type RemoveShareData = {
     };
     path: {
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         user_id: string;
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         post_id: string;
     };
@@ -7957,11 +7957,11 @@ export type GetShareData = {
     };
     path: {
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         user_id: string;
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         post_id: string;
     };
@@ -8039,11 +8039,11 @@ export type PutShareData = {
     };
     path: {
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         user_id: string;
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         post_id: string;
     };
@@ -8111,11 +8111,11 @@ export type ListShareVersionsData = {
     body?: never;
     path: {
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         user_id: string;
         /**
-         * A decimal number from 1 to 9223372036854775807, as a string.
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
          */
         post_id: string;
     };

@@ -71,7 +71,7 @@ func (t *text) compare(o *text) int {
 const applySQL = `
 WITH newer AS MATERIALIZED (
   SELECT i.*, i.day::date AS written_on, coalesce(t.counts, false) AS before
-    FROM unnest(@tenants::bigint[], @kinds::text[], @children::uuid[], @objects::bigint[], @authors::bigint[], @days::text[],
+    FROM unnest(@tenants::bigint[], @kinds::text[], @children::uuid[], @objects::text[], @authors::text[], @days::text[],
                 @versions::bigint[], @counts::boolean[], @begins::text[])
            AS i(tenant_id, kind, child_id, object_id, author_id, day, version, counts, begins)
     LEFT JOIN activity_texts t USING (tenant_id, kind, child_id)
@@ -83,7 +83,7 @@ WITH newer AS MATERIALIZED (
 )
 INSERT /* activity.apply */ INTO activity_days AS d (tenant_id, author_id, day, written)
 SELECT tenant_id, author_id, written_on, sum(counts::int - before::int) FROM newer GROUP BY 1, 2, 3
- HAVING sum(counts::int - before::int) <> 0 ORDER BY 1, 2, 3
+ HAVING sum(counts::int - before::int) <> 0 ORDER BY tenant_id, author_id COLLATE "C", written_on
     ON CONFLICT (tenant_id, author_id, day) DO UPDATE SET written = d.written + excluded.written`
 
 // Apply keeps the newest version of each child, in the caller's transaction.
@@ -204,7 +204,7 @@ func (p Projection) Verify(ctx context.Context, truth, projection *pgxpool.Pool,
 			return checked, fmt.Errorf("verify the days: %w", err)
 		}
 		report(projections.Difference{Projection: Name, TenantID: d.TenantID,
-			Entity: fmt.Sprintf("day %s of author %d", d.Day, d.Author), Field: "written",
+			Entity: fmt.Sprintf("day %s of author %s", d.Day, d.Author), Field: "written",
 			Want: fmt.Sprint(d.Want), Got: fmt.Sprint(d.Got), Key: projections.Key{TenantID: d.TenantID, Other: d.Author}})
 	}
 	return checked, nil

@@ -5,8 +5,8 @@ CREATE TABLE activity_texts (
   tenant_id bigint  NOT NULL,
   kind      text    COLLATE "C" NOT NULL,
   child_id  uuid    NOT NULL,
-  object_id bigint  NOT NULL,
-  author_id bigint  NOT NULL,
+  object_id text    COLLATE "C" NOT NULL,
+  author_id text    COLLATE "C" NOT NULL,
   day       date    NOT NULL,
   version   bigint  NOT NULL,
   counts    boolean NOT NULL,
@@ -18,7 +18,7 @@ CREATE INDEX activity_texts_author_idx ON activity_texts (tenant_id, author_id, 
 -- activity_days: how many children an author has written on a day.
 CREATE TABLE activity_days (
   tenant_id bigint NOT NULL,
-  author_id bigint NOT NULL,
+  author_id text   COLLATE "C" NOT NULL,
   day       date   NOT NULL,
   written   bigint NOT NULL,
   PRIMARY KEY (tenant_id, author_id, day)
