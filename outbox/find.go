@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -107,9 +109,9 @@ var (
 const skew = 10 * time.Minute
 
 // Find returns at most Limit events that the query selects. A query by time returns them by time of
-// occurrence, any other by id. Find searches all tables by id and by event id. By aggregate it
-// searches the archive, the kept rows and the DLQ. By time it finds events of the outbox and the
-// archive only if they occurred at most skew before or after their insertion.
+// occurrence, any other by id. Find searches all tables. By time it finds events of the outbox and
+// the archive only if they occurred at most skew before or after their insertion. By aggregate it
+// reads the whole outbox, which has no index for that: about two seconds per million messages.
 //
 // The pool acts as the system role. A row that is archived during the call may come twice.
 func Find(ctx context.Context, pool *pgxpool.Pool, q FindQuery) ([]Found, error) {
@@ -154,6 +156,12 @@ func Find(ctx context.Context, pool *pgxpool.Pool, q FindQuery) ([]Found, error)
 		return nil, ErrFindQuery
 	}
 	var all []Found
+	if q.AggregateID != "" {
+		var err error
+		if all, err = inOutbox(ctx, pool, args, q.Limit); err != nil {
+			return nil, err
+		}
+	}
 	find := func(sql string) error {
 		rows, _ := pool.Query(ctx, sql, args)
 		found, err := pgx.CollectRows(rows, readFound)
@@ -177,6 +185,30 @@ func Find(ctx context.Context, pool *pgxpool.Pool, q FindQuery) ([]Found, error)
 	}
 	slices.SortFunc(all, order)
 	return all[:min(len(all), q.Limit)], nil
+}
+
+// inOutbox returns an aggregate's rows with the lowest ids in the outbox. It reads the open ranges,
+// and the delayed rows below them by their index.
+func inOutbox(ctx context.Context, pool *pgxpool.Pool, args pgx.NamedArgs, limit int) (all []Found, err error) {
+	w := walk{pool: pool, args: maps.Clone(args), limit: math.MaxInt}
+	w.args["before"], w.args["limit"] = int64(math.MaxInt64), searchWindow
+	if all, err = w.read(ctx, waitingOfAggregate); err != nil {
+		return nil, err
+	}
+	var open int64
+	if err := pool.QueryRow(ctx, lowestOpenSQL).Scan(&open); err != nil {
+		return nil, fmt.Errorf("read where the outbox begins: %w", err)
+	}
+	for before := int64(math.MaxInt64); before != 0; {
+		s, err := w.down(ctx, open, before, searchRows[:1])
+		if err != nil {
+			return nil, err
+		}
+		s.Found = append(s.Found, all...)
+		s.cut(math.MaxInt)
+		all, before = s.Found[max(0, len(s.Found)-limit):], s.Next // the lowest ids are last
+	}
+	return all, nil
 }
 
 func readFound(row pgx.CollectableRow) (f Found, err error) {

@@ -46,6 +46,8 @@ func TestEventsAreFoundWhereverTheyAre(t *testing.T) {
 		"an event of the DLQ":     {FindQuery{EventID: eventID("outbox_messages_dlq", 50000006)}, "dlq 50000006"},
 		"an event of the outbox":  {FindQuery{EventID: eventID("outbox_messages", 50000001)}, "outbox 50000001"},
 		"an aggregate":            {FindQuery{TenantID: 1, AggregateType: "post", AggregateID: "2"}, "archive 2, dlq 50000002"},
+		"an aggregate, fresh":     {FindQuery{TenantID: 1, AggregateType: "post", AggregateID: "3"}, "archive 3, outbox 50000003"},
+		"an aggregate, first":     {FindQuery{TenantID: 2, AggregateType: "post", AggregateID: "3", Limit: 1}, "outbox 50000007"},
 		"an aggregate, lately": {FindQuery{TenantID: 1, AggregateType: "post", AggregateID: "2", Since: now.Add(-24 * time.Hour)},
 			"dlq 50000002"},
 		"an aggregate, of a type": {FindQuery{TenantID: 1, AggregateType: "post", AggregateID: "2", EventType: "sold"},

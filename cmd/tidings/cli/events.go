@@ -73,9 +73,10 @@ func (p Process) eventsFindCommand() *cobra.Command {
 		long: `Find selects events in one of four ways: by --id (the outbox id, or the UUID in the header ce-id),
 by --sequence on a stream, by --aggregate with --tenant, or by time. A search by time needs --since.
 
-It searches the archive and the DLQ by all of these, and the outbox by all but the aggregate. A
-search by time may miss events that occurred more than ten minutes before or after their insert. To
-find an event of an export, run tidings archive restore first. A message on the stream has its
+It searches the outbox, the archive and the DLQ. For an aggregate it reads the whole outbox, which
+has no index for that: about two seconds per million messages. A search by time may miss events that
+occurred more than ten minutes before or after their insert. To find an event of an export, run
+tidings archive restore first. A message on the stream has its
 outbox id in the header Tidings-Outbox-Id. The aggregate of a comment is its post (comment/42), that
 of a follow is the followed user (follow/42).
 
@@ -140,7 +141,11 @@ func (s *session) findEvents(ctx context.Context, q outbox.FindQuery, file strin
 	defer y.close()
 	limit := q.Limit
 	q.Limit++ // one more shows whether there are more
+	began := time.Now()
 	found, err := outbox.Find(ctx, y.Truth, q)
+	if took := time.Since(began); q.AggregateID != "" && took >= time.Second {
+		fmt.Fprintf(s.Stderr, "Read the outbox in %s.\n", took.Round(time.Second/10))
+	}
 	if errors.Is(err, outbox.ErrFindQuery) {
 		return &usageError{errors.New("events find needs --id, --sequence, --aggregate with --tenant, or --since")}
 	}
@@ -160,7 +165,7 @@ func (s *session) findEvents(ctx context.Context, q outbox.FindQuery, file strin
 		return err
 	}
 	if len(found) == 0 {
-		fmt.Fprintln(s.Stderr, "Nothing was found."+notSearched(q))
+		fmt.Fprintln(s.Stderr, "Nothing was found.")
 	}
 	if more {
 		fmt.Fprintln(s.Stderr, "There are more: use a higher --limit.")
@@ -191,14 +196,6 @@ func (p Process) eventAt(ctx context.Context, data, place string) (id string, er
 			"or is not an event", stream, seq)
 	}
 	return id, nil
-}
-
-// notSearched returns a note about the places that the query did not search.
-func notSearched(q outbox.FindQuery) string {
-	if q.AggregateID != "" {
-		return " --aggregate searches only the archive and the DLQ. For the outbox, use --since without --aggregate."
-	}
-	return ""
 }
 
 // parseAgeFlag reads the flag's time as parseAge does, or returns the zero time if it has none.
