@@ -297,7 +297,7 @@ func (s *server) refuse(w http.ResponseWriter, r *http.Request, p *Problem) {
 
 // checkURL refuses paths that the mux would redirect, and queries that are ambiguous.
 func (s *server) checkURL(r *http.Request) *Problem {
-	p, verb := r.URL.Path, verbOf(r.URL.Path)
+	p, verb := r.URL.Path, verbOf(r.URL)
 	owner := strings.TrimSuffix(p, verb) // in /v1/users/..:remove-edges the mux would resolve its last segment
 	if !strings.HasPrefix(p, "/") || strings.TrimSuffix(p, "/") != strings.TrimSuffix(path.Clean(p), "/") ||
 		strings.Contains(p, verbSegment) || verb != "" && owner != path.Clean(owner) {

@@ -16,8 +16,12 @@ var verbs = map[string]*regexp.Regexp{
 	":discard":      regexp.MustCompile(`^/v1/outbox/dlq/[^/]*$`),
 }
 
+// escapedPath is the path of a URL, percent-encoded but for colons.
+func escapedPath(u *url.URL) string { return strings.NewReplacer("%3A", ":", "%3a", ":").Replace(u.EscapedPath()) }
+
 // verbOf returns the verb at the end of a path, or "".
-func verbOf(path string) string {
+func verbOf(u *url.URL) string {
+	path := escapedPath(u)
 	at := strings.LastIndexByte(path, ':')
 	if at < 0 || verbs[path[at:]] == nil || !verbs[path[at:]].MatchString(path) {
 		return ""
@@ -41,17 +45,12 @@ func verbPattern(pattern string) string { return strings.Replace(pattern, "}"+ve
 
 // verbURL returns the URL as the mux expects it.
 func verbURL(u *url.URL) *url.URL {
-	verb := verbOf(u.Path)
+	verb := verbOf(u)
 	if verb == "" {
 		return u
 	}
 	out := *u
-	out.RawPath = strings.NewReplacer("%3A", ":", "%3a", ":").Replace(u.EscapedPath())
-	object, ok := strings.CutSuffix(out.RawPath, verb)
-	if !ok || strings.HasSuffix(object, "/") {
-		return u
-	}
 	segment := verbSegment + verb[1:]
-	out.Path, out.RawPath = strings.TrimSuffix(u.Path, verb)+segment, object+segment
+	out.Path, out.RawPath = strings.TrimSuffix(u.Path, verb)+segment, strings.TrimSuffix(escapedPath(u), verb)+segment
 	return &out
 }

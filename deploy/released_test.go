@@ -89,8 +89,8 @@ func TestReadersOfTheReleaseBeforeReadWhatThisTreeWrites(t *testing.T) {
 		}
 		return doc
 	}
-	for name, raw := range released(t, "contracts/builtin/") {
-		now, err := os.ReadFile(filepath.Join("..", "event", name))
+	for name, raw := range released(t, "event/contracts/builtin/") {
+		now, err := os.ReadFile(filepath.Join("..", name))
 		if err != nil {
 			t.Errorf("%s is gone: %v", name, err)
 			continue

@@ -162,23 +162,10 @@ func (r *rollout) begin() {
 	}
 }
 
-// natsUsers returns the NATS users that a release prints. A release without accounts has all of
-// them in one, and its operator has moved the streams to the account that later releases use
-// (docs/upgrade.md). Programs of that release keep their user there until they are replaced.
+// natsUsers returns the NATS users that a release prints.
 func (r *rollout) natsUsers(of release) string {
 	r.t.Helper()
-	old, code := r.by(r.before).try(nil, "nats", "users", "--subscriber", "name=service,durable=svc-follow,filter=follow.*")
-	if of.name == r.before.name && code == 0 {
-		return strings.Replace(old, "authorization {", "accounts {\n  TIDINGS: {\n    jetstream: enabled", 1) + "}\n"
-	}
-	users := r.by(of).run(nil, "nats", "users", "--subscriber", "name=svc,durable,filter=follow.*")
-	if code != 0 {
-		return users
-	}
-	begin := strings.Index(old, `    {user: "service"`)
-	end := begin + strings.Index(old[begin:], "    }}\n") + len("    }}\n")
-	const relay = `      {user: "relay"`
-	return strings.Replace(users, relay, old[begin:end]+relay, 1)
+	return r.by(of).run(nil, "nats", "users", "--subscriber", "name=svc,durable,filter=follow.*")
 }
 
 // begun starts a binary of a release beside the running ones, and waits until it is ready.
@@ -187,9 +174,6 @@ func (r *rollout) begun(who string, of release) *process {
 	p := r.by(of).launch(who)
 	r.ready(who+" of the release "+of.name, p)
 	r.running[who] = append(r.running[who], p)
-	if p.api != "" && of.name == r.before.name {
-		r.balancer.transport.add(p.api)
-	}
 	if p.api != "" {
 		r.balancer.add(p.api)
 	}
@@ -255,10 +239,6 @@ func (r *rollout) bothWork(who string) {
 	}
 }
 
-// earlier has the names of metrics in the previous release, if they differ.
-var earlier = map[string]string{"tidings_outbox_published_total": "outbox_throughput_total",
-	"tidings_consumer_applied_total": "consumer_applied_total"}
-
 // metric returns a metric of a process of either release, summed over all labels.
 func (r *rollout) metric(p *process, name string) (sum float64, err error) {
 	resp, err := r.client.Get("http://" + p.ops + "/metrics")
@@ -272,9 +252,6 @@ func (r *rollout) metric(p *process, name string) (sum float64, err error) {
 	lines := bufio.NewScanner(resp.Body)
 	for lines.Scan() {
 		rest, ok := strings.CutPrefix(lines.Text(), name)
-		if !ok {
-			rest, ok = strings.CutPrefix(lines.Text(), earlier[name])
-		}
 		if ok && rest != "" && (rest[0] == '{' || rest[0] == ' ') {
 			v, err := strconv.ParseFloat(rest[strings.LastIndexByte(rest, ' ')+1:], 64)
 			if err != nil {
@@ -295,9 +272,6 @@ type subscriber struct {
 func (r *rollout) subscriber(of release, how string) *subscriber {
 	r.t.Helper()
 	user := map[string]string{"handle": "svc", "project": "consumer"}[how]
-	if how == "handle" && strings.Contains(r.users, `{user: "service"`) && of.name == r.before.name {
-		user = "service"
-	}
 	cmd, s := exec.Command(filepath.Join(of.dir, "subscriber"), how), &subscriber{}
 	cmd.Env = append(os.Environ(), "NATS_URL="+r.natsURL(user), "NATS_INBOX_PREFIX=_INBOX_"+user,
 		"DATABASE_URL="+r.db.URL+separator(r.db.URL)+"search_path=svc", "RELEASE="+of.name)

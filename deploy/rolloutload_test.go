@@ -20,7 +20,7 @@ import (
 
 // balancer sends requests to the APIs in turn, and counts the answers.
 type balancer struct {
-	transport *earlierNames
+	transport http.RoundTripper
 	mu        sync.Mutex
 	apis      []string
 	turn      int
@@ -31,8 +31,7 @@ type balancer struct {
 }
 
 func newBalancer() *balancer {
-	return &balancer{transport: &earlierNames{RoundTripper: &http.Transport{MaxIdleConnsPerHost: 64},
-		apis: map[string]bool{}}, open: map[string]int{}, answers: map[string]int{},
+	return &balancer{transport: &http.Transport{MaxIdleConnsPerHost: 64}, open: map[string]int{}, answers: map[string]int{},
 		failures: map[string]int{}}
 }
 

@@ -286,8 +286,8 @@ func (s *site) nothingLeft(t *testing.T, sequences []int64) {
 			t.Errorf("%d rows of %s have words of the person", n, table)
 		}
 	}
-	if n := s.count(t, `SELECT count(*) FROM edges_follow WHERE from_id = $1 OR to_id = $1`, person) +
-		s.count(t, `SELECT count(*) FROM edge_lists WHERE from_id = $1 OR to_id = $1`, person); n != 0 {
+	if n := s.count(t, `SELECT count(*) FROM edges_follow WHERE from_id = $1 OR to_id = $1`, fmt.Sprint(person)) +
+		s.count(t, `SELECT count(*) FROM edge_lists WHERE from_id = $1 OR to_id = $1`, fmt.Sprint(person)); n != 0 {
 		t.Errorf("%d edges of the person are left", n)
 	}
 	stream, err := s.js.Stream(t.Context(), "EVENTS-0")

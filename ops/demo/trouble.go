@@ -76,5 +76,5 @@ func (t *Trouble) step(ctx context.Context) error {
 	}
 	t.made++
 	return t.Pool.QueryRow(ctx, unpublishableSQL, pgx.StrictNamedArgs{"tenant": t.Tenant, "type": event.AggregateFollow,
-		"aggregate": aggregate}).Scan(&t.last)
+		"aggregate": event.IDOf(aggregate)}).Scan(&t.last)
 }

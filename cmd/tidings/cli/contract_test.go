@@ -291,7 +291,7 @@ func (c *contract) parksErasesAndRetries() {
 	if n := c.holding(); n == 0 {
 		c.t.Fatal("no table has the text")
 	}
-	aggregates := map[string]int64{event.AggregateComment: 1, event.AggregateFollow: 1}
+	aggregates := map[string]event.ID{event.AggregateComment: "1", event.AggregateFollow: "1"}
 	var want, parked int
 	for kind, id := range aggregates {
 		if _, err := c.Truth.Exec(ctx, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)

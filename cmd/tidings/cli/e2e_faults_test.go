@@ -108,7 +108,7 @@ func TestThreadPagesEqualTheTruth(t *testing.T) {
 	defer conn.Close(context.WithoutCancel(t.Context()))
 	for post := 1; post <= posts; post++ {
 		for order, sql := range map[string]string{"oldest": oldestSQL, "newest": newestSQL, "threaded": threadedSQL} {
-			rows, _ := conn.Query(t.Context(), sql, post)
+			rows, _ := conn.Query(t.Context(), sql, fmt.Sprint(post))
 			want, err := pgx.CollectRows(rows, pgx.RowToStructByPos[threadRow])
 			if err != nil {
 				t.Fatal(err)

@@ -83,10 +83,10 @@ SELECT 'songs', song_id, 'verdicts', 'stars', count(*), count(stars), coalesce(s
 UNION ALL
 SELECT 'songs', song_id, 'players', '', count(*), 0, 0 FROM plays WHERE status = 'ACTIVE' GROUP BY song_id`)
 	n, summed := 0, int64(0)
-	var objects, name, attribute string
-	var object, count, given, sum int64
+	var objects, object, name, attribute string
+	var count, given, sum int64
 	if _, err := pgx.ForEachRow(rows, []any{&objects, &object, &name, &attribute, &count, &given, &sum}, func() error {
-		path := fmt.Sprintf("/v1/%s/%d/counts", objects, object)
+		path := fmt.Sprintf("/v1/%s/%s/counts", objects, object)
 		var all map[string]json.RawMessage
 		d.request(t, http.MethodGet, path, "", nil, &all)
 		n, summed = n+1, summed+sum
