@@ -7,13 +7,15 @@ var damages = []string{
 	`DELETE FROM edge_lists WHERE (from_id, to_id) IN (SELECT from_id, to_id FROM edge_lists ORDER BY 1, 2 LIMIT 3)`,
 	`INSERT INTO edge_lists (tenant_id, kind, from_id, to_id, active, version, positioned_at)
 		VALUES (1, 'follow', 900001, 900002, true, 1, now()), (7, 'follow', 1, 2, false, 1, now())`,
-	`UPDATE edge_lists SET version = version + 5 WHERE (from_id, to_id) IN (SELECT from_id, to_id FROM edge_lists ORDER BY from_id::bigint, to_id::bigint OFFSET 5
-		LIMIT 3)`,
-	`UPDATE edge_lists SET version = 0 WHERE (from_id, to_id) IN (SELECT from_id, to_id FROM edge_lists ORDER BY from_id::bigint, to_id::bigint OFFSET 10 LIMIT 3)`,
-	`UPDATE edge_lists SET active = NOT active WHERE (from_id, to_id) IN (SELECT from_id, to_id FROM edge_lists ORDER BY from_id::bigint, to_id::bigint OFFSET 15
-		LIMIT 3)`,
+	`UPDATE edge_lists SET version = version + 5 WHERE (from_id, to_id) IN (SELECT from_id, to_id FROM edge_lists
+		ORDER BY from_id::bigint, to_id::bigint OFFSET 5 LIMIT 3)`,
+	`UPDATE edge_lists SET version = 0 WHERE (from_id, to_id) IN (SELECT from_id, to_id FROM edge_lists
+		ORDER BY from_id::bigint, to_id::bigint OFFSET 10 LIMIT 3)`,
+	`UPDATE edge_lists SET active = NOT active WHERE (from_id, to_id) IN (SELECT from_id, to_id FROM edge_lists
+		ORDER BY from_id::bigint, to_id::bigint OFFSET 15 LIMIT 3)`,
 	`UPDATE edge_lists SET positioned_at = positioned_at + interval '1h'
-		WHERE (from_id, to_id) IN (SELECT from_id, to_id FROM edge_lists ORDER BY from_id::bigint, to_id::bigint OFFSET 20 LIMIT 3)`,
+		WHERE (from_id, to_id) IN (SELECT from_id, to_id FROM edge_lists
+		ORDER BY from_id::bigint, to_id::bigint OFFSET 20 LIMIT 3)`,
 	// accounts: wrong on either side, missing, unknown to the truth
 	`UPDATE edge_counts SET incoming = incoming + 7 WHERE object_id IN ('3', '4')`,
 	`UPDATE edge_counts SET outgoing = outgoing + 7 WHERE object_id IN ('4', '5')`,
