@@ -17,7 +17,9 @@ var verbs = map[string]*regexp.Regexp{
 }
 
 // escapedPath is the path of a URL, percent-encoded but for colons.
-func escapedPath(u *url.URL) string { return strings.NewReplacer("%3A", ":", "%3a", ":").Replace(u.EscapedPath()) }
+func escapedPath(u *url.URL) string {
+	return strings.NewReplacer("%3A", ":", "%3a", ":").Replace(u.EscapedPath())
+}
 
 // verbOf returns the verb at the end of a path, or "".
 func verbOf(u *url.URL) string {
