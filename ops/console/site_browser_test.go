@@ -184,8 +184,7 @@ func (s *site) documents(b *browser) {
 
 // pictures takes screenshots of the main pages with current data.
 func (s *site) pictures(b *browser) {
-	var event, child string
-	var object int64
+	var event, child, object string
 	testkit.Eventually(b.t, "every consumer has applied an event, and a comment waits for a moderator", func() (bool, error) {
 		err := s.pool.QueryRow(b.t.Context(), `SELECT event_id::text FROM outbox_messages WHERE aggregate_type = 'comment'
 			AND event_type = 'created' AND processed_at < now() - interval '3 s' AND stream_seq <=
@@ -201,7 +200,7 @@ func (s *site) pictures(b *browser) {
 		{path: "/console/event?q=" + event, says: "Applied by archiver", shot: "console-event"},
 		{path: "/console/partitions", says: "open", shot: "console-partitions"},
 		{path: "/console/moderation?tenant=1", says: "version", shot: "console-moderation"},
-		{path: fmt.Sprintf("/console/inspect?tenant=1&kind=comment&id=%d", object), says: "same", shot: "console-inspector"},
+		{path: fmt.Sprintf("/console/inspect?tenant=1&kind=comment&id=%s", object), says: "same", shot: "console-inspector"},
 		{path: "/console/consumers", says: "Lag since", shot: "console-consumers"},
 	} {
 		b.open(p.path)
