@@ -413,43 +413,29 @@ GRANT SELECT, INSERT, UPDATE ON comparisons TO tidings_consumer;
 GRANT SELECT ON comparisons TO tidings_reader;
 GRANT SELECT, INSERT, UPDATE, DELETE ON comparisons TO tidings_system;
 
--- The leases by kind for the roles of the projections, and for those of the truth if it shares the database and comes later: see truth/00003_lease_rows.sql, which
--- does the same.
+-- The leases and members by kind, for the roles of the projections, and for those of the truth if it shares the database and comes later: explained in the truth,
+-- which has the same block.
 -- +goose StatementBegin
 DO $$
-DECLARE r record;
+DECLARE
+  r record;
+  t text;
 BEGIN
-  ALTER TABLE leases ENABLE ROW LEVEL SECURITY;
-  FOR r IN SELECT name, rows, 'tidings_' || name AS role
-             FROM (VALUES ('relay', $q$kind = 'relay'$q$), ('consumer', $q$NOT (kind IN ('relay', 'jobs') OR starts_with(kind, 'jobs-'))$q$),
-                          ('system', 'true'), ('reader', 'true')) AS of(name, rows)
-             JOIN pg_roles ON rolname = 'tidings_' || name
-  LOOP
-    IF NOT EXISTS (SELECT FROM pg_policy WHERE polrelid = 'leases'::regclass AND polname = r.name) THEN
-      EXECUTE format('CREATE POLICY %I ON leases TO %I USING (%s) WITH CHECK (%s)', r.name, r.role, r.rows, r.rows);
-    END IF;
-    IF r.name <> 'reader' THEN
-      EXECUTE format('REVOKE UPDATE, DELETE ON leases FROM %I', r.role);
-      EXECUTE format('GRANT UPDATE (owner, epoch, expires_at, refused_by, refused_until) ON leases TO %I', r.role);
-    END IF;
-  END LOOP;
-END $$;
--- +goose StatementEnd
-
--- The members by kind, as the leases (00004_lease_rows.sql). An expired member is deleted by the others of its kind.
--- +goose StatementBegin
-DO $$
-DECLARE r record;
-BEGIN
-  ALTER TABLE lease_members ENABLE ROW LEVEL SECURITY;
-  FOR r IN SELECT name, rows, 'tidings_' || name AS role
-             FROM (VALUES ('relay', $q$kind = 'relay'$q$), ('consumer', $q$NOT (kind IN ('relay', 'jobs') OR starts_with(kind, 'jobs-'))$q$),
-                          ('system', 'true'), ('reader', 'true')) AS of(name, rows)
-             JOIN pg_roles ON rolname = 'tidings_' || name
-  LOOP
-    IF NOT EXISTS (SELECT FROM pg_policy WHERE polrelid = 'lease_members'::regclass AND polname = r.name) THEN
-      EXECUTE format('CREATE POLICY %I ON lease_members TO %I USING (%s) WITH CHECK (%s)', r.name, r.role, r.rows, r.rows);
-    END IF;
+  FOREACH t IN ARRAY ARRAY['leases', 'lease_members'] LOOP
+    EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', t);
+    FOR r IN SELECT name, rows, 'tidings_' || name AS role
+               FROM (VALUES ('relay', $q$kind = 'relay'$q$), ('consumer', $q$NOT (kind IN ('relay', 'jobs') OR starts_with(kind, 'jobs-'))$q$),
+                            ('system', 'true'), ('reader', 'true')) AS of(name, rows)
+               JOIN pg_roles ON rolname = 'tidings_' || name
+    LOOP
+      IF NOT EXISTS (SELECT FROM pg_policy WHERE polrelid = t::regclass AND polname = r.name) THEN
+        EXECUTE format('CREATE POLICY %I ON %I TO %I USING (%s) WITH CHECK (%s)', r.name, t, r.role, r.rows, r.rows);
+      END IF;
+      IF t = 'leases' AND r.name <> 'reader' THEN
+        EXECUTE format('REVOKE UPDATE, DELETE ON leases FROM %I', r.role);
+        EXECUTE format('GRANT UPDATE (owner, epoch, expires_at, refused_by, refused_until) ON leases TO %I', r.role);
+      END IF;
+    END LOOP;
   END LOOP;
 END $$;
 -- +goose StatementEnd

@@ -1273,44 +1273,30 @@ CREATE CONSTRAINT TRIGGER apart AFTER INSERT OR UPDATE OF first_slot, last_slot,
 -- trouble: why the partition's relay publishes nothing, at trouble_at; NULL after a mark. refused: not before an operator has repaired something.
 GRANT UPDATE (trouble, refused, trouble_at) ON outbox_partitions TO tidings_relay;
 
--- Each role changes only the leases of its kinds, because the truth and the projections may share a database and then share these tables: the relay its own, the
--- consumers all but those of the relay and of the jobs. Nobody deletes a row, changes its key or locks the table. The same for the roles of the projections, which
--- may exist already or come later (projections/00004_lease_rows.sql).
+-- Each role changes only the leases and members of its kinds, because the truth and the projections may share a database and then share these tables: the relay its
+-- own, the consumers all but those of the relay and of the jobs. Nobody deletes a lease, changes its key or locks the table; an expired member is deleted by the
+-- others of its kind. The projections have the same block: they may be in another database, and come before the truth or after it.
 -- +goose StatementBegin
 DO $$
-DECLARE r record;
+DECLARE
+  r record;
+  t text;
 BEGIN
-  ALTER TABLE leases ENABLE ROW LEVEL SECURITY;
-  FOR r IN SELECT name, rows, 'tidings_' || name AS role
-             FROM (VALUES ('relay', $q$kind = 'relay'$q$), ('consumer', $q$NOT (kind IN ('relay', 'jobs') OR starts_with(kind, 'jobs-'))$q$),
-                          ('system', 'true'), ('reader', 'true')) AS of(name, rows)
-             JOIN pg_roles ON rolname = 'tidings_' || name
-  LOOP
-    IF NOT EXISTS (SELECT FROM pg_policy WHERE polrelid = 'leases'::regclass AND polname = r.name) THEN
-      EXECUTE format('CREATE POLICY %I ON leases TO %I USING (%s) WITH CHECK (%s)', r.name, r.role, r.rows, r.rows);
-    END IF;
-    IF r.name <> 'reader' THEN
-      EXECUTE format('REVOKE UPDATE, DELETE ON leases FROM %I', r.role);
-      EXECUTE format('GRANT UPDATE (owner, epoch, expires_at, refused_by, refused_until) ON leases TO %I', r.role);
-    END IF;
-  END LOOP;
-END $$;
--- +goose StatementEnd
-
--- The members by kind, as the leases (00003_lease_rows.sql). An expired member is deleted by the others of its kind.
--- +goose StatementBegin
-DO $$
-DECLARE r record;
-BEGIN
-  ALTER TABLE lease_members ENABLE ROW LEVEL SECURITY;
-  FOR r IN SELECT name, rows, 'tidings_' || name AS role
-             FROM (VALUES ('relay', $q$kind = 'relay'$q$), ('consumer', $q$NOT (kind IN ('relay', 'jobs') OR starts_with(kind, 'jobs-'))$q$),
-                          ('system', 'true'), ('reader', 'true')) AS of(name, rows)
-             JOIN pg_roles ON rolname = 'tidings_' || name
-  LOOP
-    IF NOT EXISTS (SELECT FROM pg_policy WHERE polrelid = 'lease_members'::regclass AND polname = r.name) THEN
-      EXECUTE format('CREATE POLICY %I ON lease_members TO %I USING (%s) WITH CHECK (%s)', r.name, r.role, r.rows, r.rows);
-    END IF;
+  FOREACH t IN ARRAY ARRAY['leases', 'lease_members'] LOOP
+    EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', t);
+    FOR r IN SELECT name, rows, 'tidings_' || name AS role
+               FROM (VALUES ('relay', $q$kind = 'relay'$q$), ('consumer', $q$NOT (kind IN ('relay', 'jobs') OR starts_with(kind, 'jobs-'))$q$),
+                            ('system', 'true'), ('reader', 'true')) AS of(name, rows)
+               JOIN pg_roles ON rolname = 'tidings_' || name
+    LOOP
+      IF NOT EXISTS (SELECT FROM pg_policy WHERE polrelid = t::regclass AND polname = r.name) THEN
+        EXECUTE format('CREATE POLICY %I ON %I TO %I USING (%s) WITH CHECK (%s)', r.name, t, r.role, r.rows, r.rows);
+      END IF;
+      IF t = 'leases' AND r.name <> 'reader' THEN
+        EXECUTE format('REVOKE UPDATE, DELETE ON leases FROM %I', r.role);
+        EXECUTE format('GRANT UPDATE (owner, epoch, expires_at, refused_by, refused_until) ON leases TO %I', r.role);
+      END IF;
+    END LOOP;
   END LOOP;
 END $$;
 -- +goose StatementEnd
