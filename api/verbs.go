@@ -23,9 +23,12 @@ func escapedPath(u *url.URL) string {
 
 // verbOf returns the verb at the end of a path, or "".
 func verbOf(u *url.URL) string {
+	if !strings.Contains(u.Path, ":") { // most requests
+		return ""
+	}
 	path := escapedPath(u)
 	at := strings.LastIndexByte(path, ':')
-	if at < 0 || verbs[path[at:]] == nil || !verbs[path[at:]].MatchString(path) {
+	if verbs[path[at:]] == nil || !verbs[path[at:]].MatchString(path) {
 		return ""
 	}
 	return path[at:]
