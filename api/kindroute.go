@@ -329,6 +329,9 @@ func attributesSchema(all map[string]kinds.Attribute, in attributesOf) *huma.Sch
 		a := all[name]
 		p := &huma.Schema{Type: cmp.Or(a.Type, huma.TypeString)}
 		for _, v := range a.Enum {
+			if n, ok := v.(int64); ok {
+				v = float64(n) // as the framework compares numbers
+			}
 			p.Enum = append(p.Enum, v)
 		}
 		switch p.Type {

@@ -68,11 +68,7 @@ func schema(all map[string]Attribute) map[string]any {
 		a := all[name]
 		p := map[string]any{"type": a.Type}
 		if len(a.Enum) > 0 {
-			var values []any
-			for _, v := range a.Enum {
-				values = append(values, v)
-			}
-			p["enum"] = values
+			p["enum"] = slices.Clone(a.Enum)
 		}
 		if a.Default != nil {
 			p["default"] = a.Default
@@ -238,9 +234,13 @@ func (a Attribute) misfit(v any) string {
 	if !fits {
 		return "expected " + a.Type
 	}
-	if s, ok := v.(string); ok && len(a.Enum) > 0 && !slices.Contains(a.Enum, s) {
-		return fmt.Sprintf("expected value to be one of %q", strings.Join(a.Enum, ", "))
-	} else if ok && a.MaxLength > 0 && utf8.RuneCountInString(s) > a.MaxLength {
+	if number != nil && number.Num().IsInt64() {
+		v = number.Num().Int64()
+	}
+	if len(a.Enum) > 0 && !slices.Contains(a.Enum, v) {
+		return fmt.Sprintf("expected value to be one of %q", strings.Join(words(a.Enum), ", "))
+	}
+	if s, ok := v.(string); ok && a.MaxLength > 0 && utf8.RuneCountInString(s) > a.MaxLength {
 		return fmt.Sprintf("expected length <= %d", a.MaxLength)
 	}
 	if number != nil {
@@ -254,12 +254,26 @@ func (a Attribute) misfit(v any) string {
 	return ""
 }
 
+// words returns the values of an enum as text.
+func words(enum []any) []string {
+	all := make([]string, len(enum))
+	for i, v := range enum {
+		all[i] = fmt.Sprint(v)
+	}
+	return all
+}
+
+// limit returns the largest integer that the attribute may have.
+func (a Attribute) limit() int64 {
+	if a.Aggregate {
+		return MaxAggregate
+	}
+	return MaxInteger
+}
+
 // bounds returns the bounds of an integer.
 func (a Attribute) bounds() (least, most int64) {
-	most = MaxInteger
-	if a.Aggregate {
-		most = MaxAggregate
-	}
+	most = a.limit()
 	least = -most
 	if a.Minimum != nil {
 		least = *a.Minimum

@@ -128,6 +128,10 @@ func (k kindDiff) child(was, is Child) {
 	structural(k, "threaded", was.Threaded, is.Threaded)
 	structural(k, "one_per_author", was.OnePerAuthor, is.OnePerAuthor)
 	structural(k, "partitions", was.Partitions, is.Partitions)
+	if was.RankedBy != is.RankedBy {
+		k.free(k.path+".ranked_by", fmt.Sprintf("%v → %v: the order top has the children that exist after `tidings replay followercounts`",
+			orNone(was.RankedBy), orNone(is.RankedBy)))
+	}
 	switch {
 	case is.Moderated && !was.Moderated:
 		k.free(k.path+".moderated", "added")
@@ -160,12 +164,13 @@ func (k kindDiff) attribute(at, name string, was, is Attribute) {
 		k.bound(at, fmt.Sprintf("another type: %s → %s", typeOf(was), typeOf(is)), "add an attribute with another name", false)
 		return
 	}
-	gone := slices.DeleteFunc(slices.Clone(was.Enum), func(v string) bool { return slices.Contains(is.Enum, v) })
+	before, now := words(was.Enum), words(is.Enum)
+	gone := slices.DeleteFunc(slices.Clone(before), func(v string) bool { return slices.Contains(now, v) })
 	if len(gone) > 0 {
 		k.all = append(k.all, Change{Path: at + ".enum", What: "without " + strings.Join(gone, ", "), Kind: k.name,
 			edges: k.edges, attr: name, gone: gone, Instead: "change the rows with these values first, or keep the values"})
 	}
-	if more := slices.DeleteFunc(slices.Clone(is.Enum), func(v string) bool { return slices.Contains(was.Enum, v) }); len(more) > 0 {
+	if more := slices.DeleteFunc(now, func(v string) bool { return slices.Contains(before, v) }); len(more) > 0 {
 		k.free(at+".enum", "with "+strings.Join(more, ", "))
 	}
 	if was.Default != is.Default {
@@ -229,7 +234,7 @@ func typeOf(a Attribute) string {
 }
 
 func orNone(v any) any {
-	if v == nil {
+	if v == nil || v == "" {
 		return "none"
 	}
 	return v

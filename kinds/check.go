@@ -88,7 +88,9 @@ func (c *checking) edge(all *Set, e Edge) Edge {
 	c.kind(e.Name, at()...)
 	c.plural(e.Plural, at("plural")...)
 	c.object(all, e.From, at("from")...)
-	c.object(all, e.To, at("to")...)
+	if _, child := all.Children[e.To]; !child {
+		c.object(all, e.To, at("to")...)
+	}
 	c.want(e.Forward, reservedLists, at("forward")...)
 	c.want(e.Reverse, reservedLists, at("reverse")...)
 	if e.From != "" && e.To != "" {
@@ -123,6 +125,13 @@ func (c *checking) child(all *Set, ch Child) Child {
 	if ch.Parent != "" && slices.Contains(reservedChild, names.Parent) {
 		c.fail(fmt.Sprintf("%q is the name of another member of children", names.Parent), at("parent")...)
 	}
+	if by, ok := all.Edges[ch.RankedBy]; ch.RankedBy == "" {
+	} else if !ok || by.To != ch.Name {
+		c.fail(fmt.Sprintf("there are no edges %q to %s", ch.RankedBy, ch.Plural), at("ranked_by")...)
+	} else if len(by.scores()) > 1 {
+		c.fail(fmt.Sprintf("%s aggregates %s: want one integer at most, which is the score", by.Name, strings.Join(by.scores(), " and ")),
+			at("ranked_by")...)
+	}
 	c.partitions(ch.Partitions, at("partitions")...)
 	c.attributes(ch.Attributes, false, at("attributes")...)
 	return ch
@@ -155,13 +164,17 @@ func (c *checking) attributes(all map[string]Attribute, edges bool, path ...stri
 		if a.Required && a.Default != nil {
 			c.fail("an attribute with a default is never missing: remove one of the two", at("required")...)
 		}
-		if a.Aggregate && (edges || a.Type != Integer) {
+		switch {
+		case !a.Aggregate || a.Type == Integer || edges && len(a.Enum) > 0:
+		case edges:
+			c.fail("only integers and enums of edges have aggregates", at("aggregate")...)
+		default:
 			c.fail("only integers of children have aggregates", at("aggregate")...)
 		}
 		if a.Filter && slices.Contains(reservedFilters, name) {
 			c.fail(fmt.Sprintf("%q is reserved: lists have a parameter of this name", name), at()...)
 		}
-		if a.Filter && (!edges || len(a.Enum) == 0) {
+		if a.Filter && (!edges || len(a.Enum) == 0 || a.Type != String) {
 			c.fail("only enums of edges are filters", at("filter")...)
 		}
 		if a.Filter && filter != "" {
@@ -191,24 +204,28 @@ func (c *checking) enum(a Attribute, at func(...string) []string) {
 	switch {
 	case len(a.Enum) == 0:
 		c.fail("has no values", at("enum")...)
-	case a.Type != String:
-		c.fail("only strings have an enum", at("enum")...)
+	case a.Type != String && a.Type != Integer:
+		c.fail("only strings and integers have an enum", at("enum")...)
 	}
 	for i, v := range a.Enum {
-		if !enumValue.MatchString(v) {
-			c.fail(fmt.Sprintf("%q: want letters, digits, and `_`, `.`, `-` inside, at most 64 characters", v), at("enum")...)
+		switch text, isText := v.(string); {
+		case a.Type == Integer:
+			if n, ok := v.(int64); !ok || n < -a.limit() || n > a.limit() {
+				c.fail(fmt.Sprintf("%v: want integers from %d to %d", v, -a.limit(), a.limit()), at("enum")...)
+			}
+		case !isText:
+			c.fail(fmt.Sprintf("%v: want strings: put it in quotes", v), at("enum")...)
+		case !enumValue.MatchString(text):
+			c.fail(fmt.Sprintf("%q: want letters, digits, and `_`, `.`, `-` inside, at most 64 characters", text), at("enum")...)
 		}
 		if slices.Contains(a.Enum[:i], v) {
-			c.fail(fmt.Sprintf("%q is repeated", v), at("enum")...)
+			c.fail(fmt.Sprintf("%q is repeated", fmt.Sprint(v)), at("enum")...)
 		}
 	}
 }
 
 func (c *checking) bounds(a Attribute, at func(...string) []string) {
-	limit := int64(MaxInteger)
-	if a.Aggregate {
-		limit = MaxAggregate
-	}
+	limit := a.limit()
 	for name, bound := range map[string]*int64{"minimum": a.Minimum, "maximum": a.Maximum} {
 		switch {
 		case bound == nil:

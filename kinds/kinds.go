@@ -20,11 +20,12 @@ type Set struct {
 // Edge is a kind of edges. One pair of objects has at most one edge of a kind, which is ACTIVE or
 // REMOVED.
 type Edge struct {
-	Name   string    `yaml:"-" json:"-"` // also the aggregate type of its events
-	Plural string    `yaml:"plural,omitempty" json:"plural"`
-	From   string    `yaml:"from,omitempty" json:"from"` // an object; its id orders and pages the reverse list
-	To     string    `yaml:"to,omitempty" json:"to"`     // an object; its id is the aggregate id of the events
-	Ends   [2]string `yaml:"ends,flow" json:"ends"`
+	Name   string `yaml:"-" json:"-"` // also the aggregate type of its events
+	Plural string `yaml:"plural,omitempty" json:"plural"`
+	From   string `yaml:"from,omitempty" json:"from"` // an object; its id orders and pages the reverse list
+	// an object or a kind of children; its id is the aggregate id of the events
+	To   string    `yaml:"to,omitempty" json:"to"`
+	Ends [2]string `yaml:"ends,flow" json:"ends"`
 	// the name of an origin's list: GET /v1/{from's plural}/{from_id}/{forward}
 	Forward string `yaml:"forward,omitempty" json:"forward"`
 	Reverse string `yaml:"reverse,omitempty" json:"reverse"` // the name of a target's list
@@ -46,22 +47,25 @@ type Child struct {
 	// moderators decide on children; parents have settings
 	Moderated bool `yaml:"moderated,omitempty" json:"moderated,omitempty"`
 	// an author has at most one child of a parent that is not deleted
-	OnePerAuthor bool                 `yaml:"one_per_author,omitempty" json:"one_per_author,omitempty"`
-	Attributes   map[string]Attribute `yaml:"attributes,omitempty" json:"attributes,omitempty"`
-	Partitions   int                  `yaml:"partitions,omitempty" json:"partitions,omitempty"` // as in Edge
+	OnePerAuthor bool `yaml:"one_per_author,omitempty" json:"one_per_author,omitempty"`
+	// a kind of edges to these children: the order top is by their score, see Score
+	RankedBy   string               `yaml:"ranked_by,omitempty" json:"ranked_by,omitempty"`
+	Attributes map[string]Attribute `yaml:"attributes,omitempty" json:"attributes,omitempty"`
+	Partitions int                  `yaml:"partitions,omitempty" json:"partitions,omitempty"` // as in Edge
 }
 
 // Attribute is a typed value of an edge or a child, in addition to the members of its archetype.
 type Attribute struct {
-	Type     string   `yaml:"type,omitempty" json:"type"` // String, Integer or Boolean; String if there is an enum
-	Enum     []string `yaml:"enum,omitempty" json:"enum,omitempty"`
-	Default  any      `yaml:"default,omitempty" json:"default,omitempty"`   // a string, an int64 or a bool
-	Required bool     `yaml:"required,omitempty" json:"required,omitempty"` // in writes; an attribute with a default is never missing
-	Minimum  *int64   `yaml:"minimum,omitempty" json:"minimum,omitempty"`
-	Maximum  *int64   `yaml:"maximum,omitempty" json:"maximum,omitempty"`
+	Type     string `yaml:"type,omitempty" json:"type"`                   // String, Integer or Boolean; that of the enum if there is one
+	Enum     []any  `yaml:"enum,omitempty" json:"enum,omitempty"`         // strings, or int64s
+	Default  any    `yaml:"default,omitempty" json:"default,omitempty"`   // a string, an int64 or a bool
+	Required bool   `yaml:"required,omitempty" json:"required,omitempty"` // in writes; an attribute with a default is never missing
+	Minimum  *int64 `yaml:"minimum,omitempty" json:"minimum,omitempty"`
+	Maximum  *int64 `yaml:"maximum,omitempty" json:"maximum,omitempty"`
 	// maximum characters of a string; 0: only MaxAttributeBytes limits it
-	MaxLength int  `yaml:"max_length,omitempty" json:"max_length,omitempty"`
-	Aggregate bool `yaml:"aggregate,omitempty" json:"aggregate,omitempty"` // only integers of children: count and sum per parent
+	MaxLength int `yaml:"max_length,omitempty" json:"max_length,omitempty"`
+	// count and sum of an integer per target or parent; for edges also the count of each value of an enum
+	Aggregate bool `yaml:"aggregate,omitempty" json:"aggregate,omitempty"`
 	// only enums of edges: lists can be filtered by it, with an index
 	Filter bool `yaml:"filter,omitempty" json:"filter,omitempty"`
 }
@@ -129,6 +133,24 @@ func (c Child) Aggregates() []string {
 	return chosen(c.Attributes, func(a Attribute) bool { return a.Aggregate })
 }
 
+// Aggregates returns the names of the attributes that are counted.
+func (e Edge) Aggregates() []string {
+	return chosen(e.Attributes, func(a Attribute) bool { return a.Aggregate })
+}
+
+// Score returns the name of the attribute whose sum is the score of a target: the only aggregated
+// integer. Without one, ok is false and the score is the number of edges.
+func (e Edge) Score() (name string, ok bool) {
+	if all := e.scores(); len(all) > 0 {
+		return all[0], true
+	}
+	return "", false
+}
+
+func (e Edge) scores() []string {
+	return chosen(e.Attributes, func(a Attribute) bool { return a.Aggregate && a.Type == Integer })
+}
+
 // Filter returns the name of the attribute that lists can be filtered by, if there is one.
 func (e Edge) Filter() (name string, ok bool) {
 	if all := e.Filters(); len(all) > 0 {
@@ -157,6 +179,26 @@ func (s *Set) Edge(name string) (Edge, bool) {
 func (s *Set) Child(name string) (Child, bool) {
 	c, ok := s.Children[name]
 	return c, ok
+}
+
+// Ranks returns the kind of children that this kind of edges ranks.
+func (s *Set) Ranks(edge Edge) (Child, bool) {
+	c, ok := s.Children[edge.To]
+	return c, ok && c.RankedBy == edge.Name
+}
+
+// Plural returns the name in paths of an object or of a kind of children: what edges lead to. It is
+// "" if there is neither.
+func (s *Set) Plural(target string) string {
+	if c, ok := s.Children[target]; ok {
+		return c.Plural
+	}
+	return s.Objects[target]
+}
+
+// EdgesTo returns the kinds of edges to an object or to a kind of children, in the order of names.
+func (s *Set) EdgesTo(target string) []Edge {
+	return slices.DeleteFunc(s.AllEdges(), func(e Edge) bool { return e.To != target })
 }
 
 // Has reports whether the set has a kind, of edges or children, with this name.

@@ -103,20 +103,33 @@ func (s *Set) named() *Set {
 // withTypes returns the attributes with the types that follow from their enums and defaults.
 func withTypes(all map[string]Attribute) map[string]Attribute {
 	for name, a := range all {
+		a.Default = scalar(a.Default)
+		a.Enum = slices.Clone(a.Enum)
+		for i, v := range a.Enum {
+			a.Enum[i] = scalar(v)
+		}
 		if a.Type == "" && len(a.Enum) > 0 {
 			a.Type = String
-		}
-		switch n := a.Default.(type) {
-		case int:
-			a.Default = int64(n)
-		case float64:
-			if n == float64(int64(n)) { // another program may write JSON with floats
-				a.Default = int64(n)
+			if _, number := a.Enum[0].(int64); number {
+				a.Type = Integer
 			}
 		}
 		all[name] = a
 	}
 	return all
+}
+
+// scalar returns a value of YAML or JSON with the one type that integers have here.
+func scalar(v any) any {
+	switch n := v.(type) {
+	case int:
+		return int64(n)
+	case float64:
+		if n == float64(int64(n)) { // another program may write JSON with floats
+			return int64(n)
+		}
+	}
+	return v
 }
 
 // fail records an error at a place.

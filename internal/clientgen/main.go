@@ -114,7 +114,11 @@ func listed(set *kinds.Set) []string {
 func about(a kinds.Attribute) string {
 	switch n := len(a.Enum); {
 	case n > 1:
-		return strings.Join(a.Enum[:n-1], ", ") + " or " + a.Enum[n-1]
+		words := make([]string, n)
+		for i, v := range a.Enum {
+			words[i] = fmt.Sprint(v)
+		}
+		return strings.Join(words[:n-1], ", ") + " or " + words[n-1]
 	case a.Minimum != nil && a.Maximum != nil:
 		return fmt.Sprintf("%d to %d", *a.Minimum, *a.Maximum)
 	}

@@ -89,10 +89,9 @@ func TestAFileOfKindsIsCheckedAsAWholeWithLines(t *testing.T) {
 				"line 8: children.note.attributes.c.type: \"float\": want string, integer or boolean\n" +
 				"line 9: children.note.attributes.d.type: is missing: want string, integer or boolean\nline 9: " +
 				"children.note.attributes.d.enum: has no values\n" +
-				"line 10: children.note.attributes.e.enum: only strings have an enum\nline 10: children.note.attributes.e.enum: " +
-				"\"x\" is repeated\n" +
-				"line 10: children.note.attributes.e.enum: \"y z\": want letters, digits, and `_`, `.`, `-` inside, " +
-				"at most 64 characters\n" +
+				"line 10: children.note.attributes.e.enum: x: want integers from -9007199254740991 to 9007199254740991\n" +
+				"line 10: children.note.attributes.e.enum: \"x\" is repeated\n" +
+				"line 10: children.note.attributes.e.enum: y z: want integers from -9007199254740991 to 9007199254740991\n" +
 				"line 11: children.note.attributes.f.minimum: 2 is above the maximum, 1\nline 11: children.note.attributes.f.max_length: " +
 				"only strings without an enum have a length\n" +
 				"line 12: children.note.attributes.g.minimum: only integers have bounds\nline 12: children.note.attributes.g.aggregate: " +

@@ -47,7 +47,7 @@ type Schema struct {
 // Property is one attribute.
 type Property struct {
 	Type             string
-	Enum             []string
+	Enum             []any // as JSON has them
 	Minimum, Maximum *int64
 	MaxLength        int `json:"maxLength"`
 }

@@ -169,7 +169,7 @@ func (l *lane) edgeList() page {
 	}
 	path := fmt.Sprintf("/v1/%s/%s/%s", l.kinds.Objects[of], object, name)
 	if attribute, ok := k.Filter(); ok && reverse && l.chance(2) {
-		filter = pick(l, k.Attributes[attribute].Enum...)
+		filter = pick(l, k.Attributes[attribute].Enum...).(string)
 		path += "?" + attribute + "=" + filter
 	}
 	return page{path: path, read: edgesOf(k, object, reverse, filter)}

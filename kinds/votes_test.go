@@ -1,0 +1,98 @@
+package kinds_test
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/kindfile"
+)
+
+const answers = `
+objects: {question: questions}
+edges:
+  verdict: {plural: verdicts, from: user, to: answer, forward: judged_answers, reverse: judges,
+    attributes: {value: {enum: [-1, 1], aggregate: true, required: true}, face: {enum: [smile, frown], aggregate: true}}}
+  bookmark: {plural: bookmarks, from: user, to: answer, forward: bookmarked_answers, reverse: bookmarkers}
+children:
+  answer: {plural: answers, parent: question, ranked_by: verdict}
+`
+
+func TestEdgesLeadToChildrenAndRankThem(t *testing.T) {
+	s := testkit.Kinds(t, answers)
+	verdict, _ := s.Edge("verdict")
+	if verdict.Ends != [2]string{"user_id", "answer_id"} || s.Plural("answer") != "answers" || s.Plural("user") != "users" {
+		t.Errorf("a verdict is %+v", verdict)
+	}
+	if !cmp.Equal(verdict.Aggregates(), []string{"face", "value"}) {
+		t.Errorf("a verdict aggregates %v", verdict.Aggregates())
+	}
+	if score, ok := verdict.Score(); score != "value" || !ok {
+		t.Errorf("the score is %q, %v", score, ok)
+	}
+	bookmark, _ := s.Edge("bookmark")
+	if _, ok := bookmark.Score(); ok {
+		t.Error("a kind without attributes sums one")
+	}
+	if c, ok := s.Ranks(verdict); !ok || c.Name != "answer" {
+		t.Errorf("a verdict ranks %q, %v", c.Name, ok)
+	}
+	if _, ok := s.Ranks(bookmark); ok {
+		t.Error("a bookmark ranks answers")
+	}
+	if to := s.EdgesTo("answer"); len(to) != 2 || to[0].Name != "bookmark" || to[1].Name != "verdict" {
+		t.Errorf("the edges to an answer are %v", to)
+	}
+	for in, want := range map[string]string{`{"value": -1.0}`: `{"value":-1}`, `{"value": 1, "face": "smile"}`: `{"face":"smile","value":1}`,
+		`{"value": 0}`: "", `{"value": "1"}`: "", `{"value": 1, "face": "1"}`: ""} {
+		if got, err := verdict.Check(json.RawMessage(in)); string(got) != want || (err == nil) != (want != "") {
+			t.Errorf("%s: %s, %v; want %s", in, got, err, want)
+		}
+	}
+
+	kept, err := json.Marshal(s.Without(kinds.Builtin()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := kinds.Builtin().ExtendJSON(kept)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(s, again); diff != "" {
+		t.Error(diff)
+	}
+	more := testkit.Kinds(t, strings.Replace(answers, "[-1, 1]", "[-1, 1, 2]", 1))
+	if c := kinds.Changes(s, more); len(c) != 1 || c[0].What != "with 2" || c[0].Kind != "" {
+		t.Errorf("%+v", c)
+	}
+	if c := kinds.Changes(more, s); len(c) != 1 || c[0].What != "without 2" || c[0].Kind != "verdict" {
+		t.Errorf("%+v", c)
+	}
+}
+
+func TestWhatCannotBeRankedOrCounted(t *testing.T) {
+	for name, c := range map[string]struct{ old, new, want string }{
+		"no such edges":           {"ranked_by: verdict", "ranked_by: like", `there are no edges "like" to answers`},
+		"edges to another object": {"from: user, to: answer, forward: judged", "from: user, to: question, forward: judged", `there are no edges "verdict" to answers`},
+		"two sums":                {"face: {enum: [smile, frown]", "face: {type: integer", "verdict aggregates face and value: want one integer at most"},
+		"mixed values":            {"[-1, 1]", "[-1, one]", "one: want integers"},
+		"numbers among words":     {"[smile, frown]", "[smile, 1]", "1: want strings: put it in quotes"},
+		"a repeated number":       {"[-1, 1]", "[1, 1]", `"1" is repeated`},
+		"too large to sum":        {"[-1, 1]", "[-1, 2000000000]", "2000000000: want integers"},
+		"text":                    {"face: {enum: [smile, frown]", "face: {type: string", "only integers and enums of edges have aggregates"},
+		"no such children":        {"to: answer, forward: bookmarked", "to: reply, forward: bookmarked", `the object "reply" does not exist`},
+		"from a child":            {"from: user, to: answer, forward: bookmarked", "from: answer, to: user, forward: bookmarked", `the object "answer" does not exist`},
+	} {
+		file := strings.Replace(answers, c.old, c.new, 1)
+		if file == answers {
+			t.Errorf("%s: the file does not have %s", name, c.old)
+		}
+		if _, err := kindfile.Extend(kinds.Builtin(), []byte(file)); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v; want %s", name, err, c.want)
+		}
+	}
+}
