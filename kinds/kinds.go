@@ -64,7 +64,8 @@ type Attribute struct {
 	Maximum  *int64 `yaml:"maximum,omitempty" json:"maximum,omitempty"`
 	// maximum characters of a string; 0: only MaxAttributeBytes limits it
 	MaxLength int `yaml:"max_length,omitempty" json:"max_length,omitempty"`
-	// count and sum of an integer per target or parent; for edges also the count of each value of an enum
+	// count and sum of an integer per target or parent; of an edge also the count of each value of
+	// an enum
 	Aggregate bool `yaml:"aggregate,omitempty" json:"aggregate,omitempty"`
 	// only enums of edges: lists can be filtered by it, with an index
 	Filter bool `yaml:"filter,omitempty" json:"filter,omitempty"`

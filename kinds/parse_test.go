@@ -133,7 +133,8 @@ edges:
 func TestAttributesFitIfTheyFitTheirSchema(t *testing.T) {
 	least, most := int64(-2), int64(9)
 	k := kinds.Child{Attributes: map[string]kinds.Attribute{
-		"mood": {Type: kinds.String, Enum: []any{"calm", "loud"}}, "vote": {Type: kinds.Integer, Enum: []any{int64(-1), int64(1)}}, "note": {Type: kinds.String, MaxLength: 3},
+		"mood": {Type: kinds.String, Enum: []any{"calm", "loud"}},
+		"vote": {Type: kinds.Integer, Enum: []any{int64(-1), int64(1)}}, "note": {Type: kinds.String, MaxLength: 3},
 		"text": {Type: kinds.String}, "live": {Type: kinds.Boolean, Required: true}, "any": {Type: kinds.Integer},
 		"some": {Type: kinds.Integer, Minimum: &least, Maximum: &most}, "sum": {Type: kinds.Integer, Aggregate: true}}}
 	text, err := json.Marshal(k.Schema())

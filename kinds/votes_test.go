@@ -2,6 +2,7 @@ package kinds_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -47,7 +48,8 @@ func TestEdgesLeadToChildrenAndRankThem(t *testing.T) {
 	if to := s.EdgesTo("answer"); len(to) != 2 || to[0].Name != "bookmark" || to[1].Name != "verdict" {
 		t.Errorf("the edges to an answer are %v", to)
 	}
-	for in, want := range map[string]string{`{"value": -1.0}`: `{"value":-1}`, `{"value": 1, "face": "smile"}`: `{"face":"smile","value":1}`,
+	for in, want := range map[string]string{
+		`{"value": -1.0}`: `{"value":-1}`, `{"value": 1, "face": "smile"}`: `{"face":"smile","value":1}`,
 		`{"value": 0}`: "", `{"value": "1"}`: "", `{"value": 1, "face": "1"}`: ""} {
 		if got, err := verdict.Check(json.RawMessage(in)); string(got) != want || (err == nil) != (want != "") {
 			t.Errorf("%s: %s, %v; want %s", in, got, err, want)
@@ -75,17 +77,18 @@ func TestEdgesLeadToChildrenAndRankThem(t *testing.T) {
 }
 
 func TestWhatCannotBeRankedOrCounted(t *testing.T) {
+	const noVerdict, noObject = `there are no edges "verdict" to answers`, `the object %q does not exist`
 	for name, c := range map[string]struct{ old, new, want string }{
 		"no such edges":           {"ranked_by: verdict", "ranked_by: like", `there are no edges "like" to answers`},
-		"edges to another object": {"from: user, to: answer, forward: judged", "from: user, to: question, forward: judged", `there are no edges "verdict" to answers`},
-		"two sums":                {"face: {enum: [smile, frown]", "face: {type: integer", "verdict aggregates face and value: want one integer at most"},
+		"edges to another object": {"to: answer, forward: judged", "to: question, forward: judged", noVerdict},
+		"two sums":                {"enum: [smile, frown]", "type: integer", "verdict aggregates face and value: want one integer"},
 		"mixed values":            {"[-1, 1]", "[-1, one]", "one: want integers"},
 		"numbers among words":     {"[smile, frown]", "[smile, 1]", "1: want strings: put it in quotes"},
 		"a repeated number":       {"[-1, 1]", "[1, 1]", `"1" is repeated`},
 		"too large to sum":        {"[-1, 1]", "[-1, 2000000000]", "2000000000: want integers"},
-		"text":                    {"face: {enum: [smile, frown]", "face: {type: string", "only integers and enums of edges have aggregates"},
-		"no such children":        {"to: answer, forward: bookmarked", "to: reply, forward: bookmarked", `the object "reply" does not exist`},
-		"from a child":            {"from: user, to: answer, forward: bookmarked", "from: answer, to: user, forward: bookmarked", `the object "answer" does not exist`},
+		"text":                    {"enum: [smile, frown]", "type: string", "only integers and enums of edges have aggregates"},
+		"no such children":        {"to: answer, forward: bookmarked", "to: reply, forward: bookmarked", fmt.Sprintf(noObject, "reply")},
+		"from a child":            {"user, to: answer, forward: bookm", "answer, to: user, forward: bookm", fmt.Sprintf(noObject, "answer")},
 	} {
 		file := strings.Replace(answers, c.old, c.new, 1)
 		if file == answers {

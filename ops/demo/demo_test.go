@@ -16,7 +16,7 @@ import (
 func kindsOf() ([]edgeKind, []childKind) {
 	edges := []edgeKind{{EdgeKind: client.EdgeKind{Name: "follow", From: user, To: user}},
 		{EdgeKind: client.EdgeKind{Name: "badge", From: "post", To: "badge"},
-			attributes: load.Schema{Properties: map[string]load.Property{"color": {Enum: []string{"red"}}}, Required: []string{"color"}}}}
+			attributes: load.Schema{Properties: map[string]load.Property{"color": {Enum: []any{"red"}}}, Required: []string{"color"}}}}
 	children := []childKind{{ChildKind: client.ChildKind{Name: "comment", Parent: "post", Threaded: true, Moderated: true}},
 		{ChildKind: client.ChildKind{Name: "note", Parent: user}}}
 	return edges, children

@@ -219,7 +219,7 @@ func TestPlansFollowTheirKind(t *testing.T) {
 	least, most := int64(-2), int64(3)
 	k := ChildKind{Name: "verdict", Plural: "verdicts", Parents: "songs", OnePerAuthor: true,
 		Attributes: Schema{Required: []string{"stars"}, Properties: map[string]Property{
-			"stars": {Type: "integer", Minimum: &least, Maximum: &most}, "mood": {Type: "string", Enum: []string{"calm", "loud"}},
+			"stars": {Type: "integer", Minimum: &least, Maximum: &most}, "mood": {Type: "string", Enum: []any{"calm", "loud"}},
 			"note": {Type: "string", MaxLength: 4}, "public": {Type: "boolean"}, "wide": {Type: "integer"},
 		}}}
 	plan := GenerateChildren(k, ChildSpec{Objects: 20, Children: 3000, Seed: 3})
