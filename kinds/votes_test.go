@@ -86,7 +86,7 @@ func TestWhatCannotBeRankedOrCounted(t *testing.T) {
 		"numbers among words":     {"[smile, frown]", "[smile, 1]", "1: want strings: put it in quotes"},
 		"a repeated number":       {"[-1, 1]", "[1, 1]", `"1" is repeated`},
 		"too large to sum":        {"[-1, 1]", "[-1, 2000000000]", "2000000000: want integers"},
-		"text":                    {"enum: [smile, frown]", "type: string", "only integers and enums of edges have aggregates"},
+		"text":                    {"enum: [smile, frown]", "type: string", "only integers and enums of edges"},
 		"no such children":        {"to: answer, forward: bookmarked", "to: reply, forward: bookmarked", fmt.Sprintf(noObject, "reply")},
 		"from a child":            {"user, to: answer, forward: bookm", "answer, to: user, forward: bookm", fmt.Sprintf(noObject, "answer")},
 	} {
