@@ -83,12 +83,12 @@ func TestWhatCannotBeRankedOrCounted(t *testing.T) {
 		"edges to another object": {"to: answer, forward: judged", "to: question, forward: judged", noVerdict},
 		"two sums":                {"enum: [smile, frown]", "type: integer", "verdict aggregates face and value: want one integer"},
 		"mixed values":            {"[-1, 1]", "[-1, one]", "one: want integers"},
-		"numbers among words":     {"[smile, frown]", "[smile, 1]", "1: want strings: put it in quotes"},
+		"numbers in words":        {"[smile, frown]", "[smile, 1]", "1: want strings: put it in quotes"},
 		"a repeated number":       {"[-1, 1]", "[1, 1]", `"1" is repeated`},
 		"too large to sum":        {"[-1, 1]", "[-1, 2000000000]", "2000000000: want integers"},
 		"text":                    {"enum: [smile, frown]", "type: string", "only integers and enums of edges"},
 		"no such children":        {"to: answer, forward: bookmarked", "to: reply, forward: bookmarked", fmt.Sprintf(noObject, "reply")},
-		"from a child":            {"user, to: answer, forward: bookm", "answer, to: user, forward: bookm", fmt.Sprintf(noObject, "answer")},
+		"from a child":            {"user, to: answer, forward: boo", "answer, to: user, forward: boo", fmt.Sprintf(noObject, "answer")},
 	} {
 		file := strings.Replace(answers, c.old, c.new, 1)
 		if file == answers {
