@@ -71,9 +71,9 @@ func (e *Event) DecodeChild(n ChildNames) (Child, error) {
 		return Child{}, err
 	}
 	switch {
-	case !isUUID(c.ID):
+	case !IsUUID(c.ID):
 		err = fmt.Errorf("%s is not a UUID in lower case with hyphens", n.ID)
-	case c.ReplyTo != "" && !isUUID(c.ReplyTo):
+	case c.ReplyTo != "" && !IsUUID(c.ReplyTo):
 		err = errors.New("parent_id is not a UUID in lower case with hyphens")
 	case c.Parent != e.AggregateID:
 		err = fmt.Errorf("the %s of child %s is not its event's aggregate", n.Parent, c.ID)

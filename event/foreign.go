@@ -17,7 +17,7 @@ func Ours(headers map[string][]string) bool {
 		return ""
 	}
 	id, err := strconv.ParseInt(get(HeaderOutboxID), 10, 64)
-	return isFromRelay(headers) && isUUID(get(HeaderID)) && err == nil && id > 0
+	return isFromRelay(headers) && IsUUID(get(HeaderID)) && err == nil && id > 0
 }
 
 // Closes reports whether the message ends its stream: a relay publishes it last when its partition

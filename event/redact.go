@@ -65,7 +65,7 @@ func childID(raw json.RawMessage) string {
 		return ""
 	}
 	id := digits[:8] + "-" + digits[8:12] + "-" + digits[12:16] + "-" + digits[16:20] + "-" + digits[20:]
-	if !isUUID(id) {
+	if !IsUUID(id) {
 		return ""
 	}
 	return id

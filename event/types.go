@@ -134,9 +134,9 @@ type Comment struct {
 // outbox_messages has the same rule (names_comment).
 func (c Comment) valid(post ID) error {
 	switch {
-	case !isUUID(c.CommentID):
+	case !IsUUID(c.CommentID):
 		return errors.New("comment_id is not a UUID in lower case with hyphens")
-	case c.ParentID != "" && !isUUID(c.ParentID):
+	case c.ParentID != "" && !IsUUID(c.ParentID):
 		return errors.New("parent_id is not a UUID in lower case with hyphens")
 	case c.PostID != post:
 		return fmt.Errorf("the post_id of comment %s is not its event's aggregate", c.CommentID)
@@ -146,8 +146,8 @@ func (c Comment) valid(post ID) error {
 	return nil
 }
 
-// isUUID reports whether s is a UUID in its canonical form: lower case, with hyphens.
-func isUUID(s string) bool {
+// IsUUID reports whether s is a UUID in its canonical form: lower case, with hyphens.
+func IsUUID(s string) bool {
 	if len(s) != 36 {
 		return false
 	}

@@ -108,3 +108,19 @@ SELECT /* store.count_edges */ tenant_id, id, sum(incoming)::bigint, sum(outgoin
         UNION ALL
         SELECT tenant_id, from_id, 0, 1 FROM edges WHERE kind = @kind AND status = 'ACTIVE') ends
  GROUP BY tenant_id, id ORDER BY tenant_id, id`
+
+// SumEdgesSQL returns a query of the aggregates of edges of the kind @kind, in a table with their
+// columns: for each target and each of @integers the number of edges with the attribute and the sum
+// of its values, with an empty value; for each of @enums the number of edges with each value.
+func SumEdgesSQL(table, where string) string {
+	return `
+SELECT e.tenant_id, e.to_id AS object_id, a.key AS attribute, v.value, count(*) AS count, sum(v.n)::bigint AS sum
+  FROM ` + table + ` e
+ CROSS JOIN LATERAL jsonb_each(e.attributes) a
+ CROSS JOIN LATERAL (SELECT '' AS value, (a.value #>> '{}')::bigint AS n
+                      WHERE a.key = ANY(@integers::text[]) AND jsonb_typeof(a.value) = 'number'
+                      UNION ALL
+                     SELECT a.value #>> '{}', 0 WHERE a.key = ANY(@enums::text[]) AND jsonb_typeof(a.value) <> 'null') v
+ WHERE e.kind = @kind AND ` + where + `
+ GROUP BY e.tenant_id, e.to_id, a.key, v.value`
+}

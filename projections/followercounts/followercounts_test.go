@@ -109,7 +109,9 @@ func TestStatements(t *testing.T) {
 	ctx := context.Background()
 	for i, sql := range []string{incomingSQL.plain, incomingSQL.attributes, incomingSQL.filtered, outgoingSQL.plain, outgoingSQL.attributes,
 		countsSQL, reachedSQL, relationsSQL, mutualsOfOutgoingSQL, mutualsOfIncomingSQL, edgesSQL, gainCountsSQL, holdCountsSQL,
-		addCountsSQL, edgeRowsSQL, countRowsSQL, windowCountsSQL, dropEdgesSQL, recountSQL, forgetSQL, forgetCountsSQL, leftCountsSQL} {
+		addCountsSQL, edgeRowsSQL, countRowsSQL, windowCountsSQL, dropEdgesSQL, recountSQL, forgetSQL, forgetCountsSQL, leftCountsSQL,
+		freshSQL, aggregatesSQL, readAggregatesSQL, ranksSQL, topSQL, topFirstSQL, sumRowsSQL, truthSumsSQL, windowSumsSQL, scoreRowsSQL,
+		truthScoresSQL, windowScoresSQL, rankRowsSQL, clearRanksSQL, recountAggregatesSQL, rescoreSQL} {
 		query, _, err := pgx.NamedArgs{}.RewriteQuery(ctx, nil, sql, nil)
 		if err != nil {
 			t.Fatal(err)

@@ -34,6 +34,10 @@ type Counts struct {
 	Incoming, Outgoing int64
 }
 
+func (c Counts) plus(d Counts) Counts {
+	return Counts{c.Incoming + d.Incoming, c.Outgoing + d.Outgoing}
+}
+
 // listSQL has the statements of a list. A list without attributes is an index-only scan.
 type listSQL struct{ plain, attributes, filtered string }
 
@@ -136,26 +140,36 @@ func ReadCounts(ctx context.Context, tx pgx.Tx, names []string, ids []event.ID) 
 	return all, nil
 }
 
-// reachedSQL finds edges whose version is lower than required. Index: edge_lists_pkey, one probe
-// per edge. Locks: none.
+// reachedSQL finds edges and ranked children whose version is lower than required.
+// Index: edge_lists_pkey, child_ranks_pkey, one probe for each. Locks: none.
 const reachedSQL = `
 SELECT /* followercounts.reached */ NOT EXISTS (
   SELECT FROM unnest(@kinds::text[], @froms::text[], @tos::text[], @versions::bigint[]) AS w(kind, from_id, to_id, version)
     LEFT JOIN edge_lists e ON e.tenant_id = current_setting('tidings.tenant')::bigint AND e.kind = w.kind
                           AND e.from_id = w.from_id AND e.to_id = w.to_id
-   WHERE coalesce(e.version, 0) < w.version)`
+   WHERE coalesce(e.version, 0) < w.version)
+   AND NOT EXISTS (
+  SELECT FROM unnest(@child_kinds::text[], @children::uuid[], @child_versions::bigint[]) AS w(kind, child_id, version)
+    LEFT JOIN child_ranks r ON r.tenant_id = current_setting('tidings.tenant')::bigint AND r.kind = w.kind AND r.child_id = w.child_id
+   WHERE coalesce(r.version, 0) < w.version)`
 
-// Reached reports whether the projection has each of the edges at the version of the ref, or a
-// later one. The transaction's tenant is set.
+// Reached reports whether the projection has each of the edges and children at the version of the
+// ref, or a later one. The transaction's tenant is set.
 func (Projection) Reached(ctx context.Context, tx pgx.Tx, refs []event.Ref) (reached bool, err error) {
-	n := len(refs)
-	names, froms, tos, versions := make([]string, n), make([]event.ID, n), make([]event.ID, n), make([]int64, n)
-	for i, r := range refs {
-		names[i], froms[i], tos[i], versions[i] = r.Type, r.From, r.To, r.Version
+	var names, childKinds, children []string
+	var froms, tos []event.ID
+	var versions, childVersions []int64
+	for _, r := range refs {
+		if r.Child != "" {
+			childKinds, children, childVersions = append(childKinds, r.Type), append(children, r.Child), append(childVersions, r.Version)
+		} else {
+			names, froms, tos, versions = append(names, r.Type), append(froms, r.From), append(tos, r.To), append(versions, r.Version)
+		}
 	}
-	err = tx.QueryRow(ctx, reachedSQL, postgres.Args{"kinds": names, "froms": froms, "tos": tos, "versions": versions}).Scan(&reached)
+	err = tx.QueryRow(ctx, reachedSQL, postgres.Args{"kinds": names, "froms": froms, "tos": tos, "versions": versions,
+		"child_kinds": childKinds, "children": children, "child_versions": childVersions}).Scan(&reached)
 	if err != nil {
-		return false, fmt.Errorf("compare the versions of %d edges: %w", n, err)
+		return false, fmt.Errorf("compare the versions of %d edges and children: %w", len(refs), err)
 	}
 	return reached, nil
 }

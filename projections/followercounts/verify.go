@@ -75,16 +75,24 @@ SELECT /* followercounts.verify */ t.tenant_id, page.*
 // pageRows is the number of edges in memory at a time.
 const pageRows = 4000
 
-// edges yields the projection's edges of a kind after one of them, at most limit (0: all), with a
-// statement for each page.
+// edges yields the projection's edges of a kind after one of them, at most limit (0: all).
 func edges(ctx context.Context, projection *pgxpool.Pool, kind string, after edgeRow, limit int) iter.Seq2[*edgeRow, error] {
-	return func(yield func(*edgeRow, error) bool) {
+	return pages(ctx, projection, edgeRowsSQL, after, limit, func(after edgeRow) pgx.NamedArgs {
+		return pgx.NamedArgs{"tenant": after.TenantID, "kind": kind, "from": after.From, "to": after.To}
+	})
+}
+
+// pages yields the rows after one of them, at most limit (0: all), with a statement for each page.
+func pages[T any](ctx context.Context, projection *pgxpool.Pool, sql string, after T, limit int,
+	args func(after T) pgx.NamedArgs) iter.Seq2[*T, error] {
+	return func(yield func(*T, error) bool) {
 		for page := cmp.Or(limit, pageRows); ; {
-			rows, _ := projection.Query(ctx, edgeRowsSQL, postgres.Args{"tenant": after.TenantID, "kind": kind, "from": after.From,
-				"to": after.To, "limit": page})
-			all, err := pgx.CollectRows(rows, pgx.RowToAddrOfStructByPos[edgeRow])
+			with := postgres.Args(args(after))
+			with["limit"] = page
+			rows, _ := projection.Query(ctx, sql, with)
+			all, err := pgx.CollectRows(rows, pgx.RowToAddrOfStructByPos[T])
 			if err != nil {
-				yield(nil, fmt.Errorf("read a page of %s edges: %w", kind, err))
+				yield(nil, fmt.Errorf("read a page of %d rows: %w", page, err))
 				return
 			}
 			for _, row := range all {
@@ -105,8 +113,8 @@ const countRowsSQL = `
 SELECT /* followercounts.verify */ tenant_id, object_id, incoming, outgoing
   FROM edge_counts WHERE kind = @kind AND (incoming <> 0 OR outgoing <> 0) ORDER BY tenant_id, object_id`
 
-// Verify compares edges and counts of all kinds with the truth, reports every difference, and
-// returns the number of compared edges and objects. An edge must be in an existing shard of its
+// Verify compares edges, counts, aggregates and ranks of all kinds with the truth, reports every
+// difference, and returns the number of compared rows. An edge must be in an existing shard of its
 // target, or no page would show it. The shard's number does not matter: after different batches of
 // the same events two projections may differ in it. Verify computes the wanted counts from the
 // truth, not from the edges. An event that is not applied yet causes a difference, so the caller
@@ -134,6 +142,22 @@ func (p Projection) Verify(ctx context.Context, truth, projection *pgxpool.Pool,
 			})
 		if err != nil {
 			return checked, fmt.Errorf("verify counts of %s: %w", k.Name, err)
+		}
+		n, err := c.verifySums(ctx, truth, projection)
+		checked += n
+		if child, ok := p.kinds().Ranks(k); ok && err == nil {
+			n, err = c.verifyScores(ctx, child, truth, projection)
+			checked += n
+		}
+		if err != nil {
+			return checked, fmt.Errorf("verify aggregates of %s: %w", k.Name, err)
+		}
+	}
+	for _, k := range ranked(p.kinds()) {
+		n, err := p.verifyRanks(ctx, truth, projection, k, report)
+		checked += n
+		if err != nil {
+			return checked, fmt.Errorf("verify the ranks of %s: %w", k.Plural, err)
 		}
 	}
 	return checked, nil

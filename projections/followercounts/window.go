@@ -3,6 +3,7 @@ package followercounts
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -27,38 +28,78 @@ SELECT /* followercounts.window_counts */ c.tenant_id, c.object_id, c.incoming, 
 // fewEdges bounds the number of an object's edges that a window counts.
 const fewEdges = 2000
 
-// Window compares limit edges of the truth after the given place with the projection's edges, kind
-// by kind. It also compares the counts of their objects with the objects' edges. It reports
-// differences, some of which may be events that are not applied yet. It returns the number of
-// compared edges and the place to continue after, which is nil after the last edge. Cost: two
-// ranges for each kind that the window touches, and at most fewEdges edges per object.
+// Window compares limit edges and ranked children of the truth after the given place with the
+// projection's, kind by kind. It also compares the counts, aggregates and scores of their objects
+// with the objects' edges. It reports differences, some of which may be events that are not applied
+// yet. It returns the number of compared rows and the place to continue after, which is nil after
+// the last. Cost: two ranges for each kind that the window touches, and at most fewEdges edges per
+// object.
 func (p Projection) Window(ctx context.Context, truth, projection *pgxpool.Pool, after any, limit int,
 	report func(projections.Difference)) (checked int64, next any, err error) {
-	return projections.Kinds(p.kinds().AllEdges(), nameOf, after, limit,
-		func(k kinds.Edge, after *edgeRow, limit int) (checked int64, last *edgeRow, err error) {
+	set := p.kinds()
+	return projections.Kinds(windowed(set), func(name string) string { return name }, after, limit,
+		func(name string, after *windowRow, limit int) (int64, *windowRow, error) {
 			if after == nil {
-				after = &edgeRow{}
+				after = &windowRow{}
 			}
-			c := comparison{k, report}
-			from := &store.State[event.Edge]{TenantID: after.TenantID,
-				Object: event.Edge{From: after.From, To: after.To}}
-			var seen []object
-			last, err = projections.Window(projections.Of(store.ScanEdges(ctx, truth, k, from, limit), wanted(k)),
-				edges(ctx, projection, k.Name, *after, limit), limit, (*edgeRow).compare, func(want, got *edgeRow) {
-					checked++
-					diffEdge(k, want, got).Report(report)
-					if got != nil {
-						seen = append(seen, object{got.TenantID, got.From}, object{got.TenantID, got.To})
-					}
-				})
-			if err == nil {
-				err = c.windowCounts(ctx, projection, seen)
+			if k, ok := set.Edge(name); ok {
+				checked, last, err := windowEdges(ctx, truth, projection, set, k, after.edge, limit, report)
+				if last == nil {
+					return checked, nil, err
+				}
+				return checked, &windowRow{edge: *last}, err
 			}
-			return checked, last, err
+			checked, last, err := windowRanks(ctx, truth, projection, set.Children[name], after.rank, limit, report)
+			if last == nil {
+				return checked, nil, err
+			}
+			return checked, &windowRow{rank: *last}, err
 		})
 }
 
-func nameOf(k kinds.Edge) string { return k.Name }
+// windowRow is the last row of a window.
+type windowRow struct {
+	edge edgeRow
+	rank rankRow
+}
+
+// windowed returns the names of the kinds that have rows, in order.
+func windowed(set *kinds.Set) (names []string) {
+	for _, k := range set.AllEdges() {
+		names = append(names, k.Name)
+	}
+	for _, k := range ranked(set) {
+		names = append(names, k.Name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+func windowEdges(ctx context.Context, truth, projection *pgxpool.Pool, set *kinds.Set, k kinds.Edge, after edgeRow, limit int,
+	report func(projections.Difference)) (checked int64, last *edgeRow, err error) {
+	c := comparison{k, report}
+	from := &store.State[event.Edge]{TenantID: after.TenantID, Object: event.Edge{From: after.From, To: after.To}}
+	var seen, targets []object
+	last, err = projections.Window(projections.Of(store.ScanEdges(ctx, truth, k, from, limit), wanted(k)),
+		edges(ctx, projection, k.Name, after, limit), limit, (*edgeRow).compare, func(want, got *edgeRow) {
+			checked++
+			diffEdge(k, want, got).Report(report)
+			if got != nil {
+				to := object{got.TenantID, got.To}
+				seen, targets = append(seen, object{got.TenantID, got.From}, to), append(targets, to)
+			}
+		})
+	if err == nil {
+		err = c.windowCounts(ctx, projection, seen)
+	}
+	if err == nil {
+		err = c.windowSums(ctx, projection, targets)
+	}
+	if child, ok := set.Ranks(k); ok && err == nil {
+		err = c.windowScores(ctx, child, projection, targets)
+	}
+	return checked, last, err
+}
 
 func (c comparison) windowCounts(ctx context.Context, projection *pgxpool.Pool, seen []object) error {
 	args := objectArgs(c.kind.Name, seen)
