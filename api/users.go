@@ -18,7 +18,7 @@ import (
 	"github.com/tidings/tidings/projections/followercounts"
 )
 
-// Edge is one line of a followers or following list.
+// Edge is one line of a list of edges.
 type Edge struct {
 	UserID       event.ID   `json:"user_id"`
 	PositionedAt event.Time `json:"positioned_at" format:"date-time" doc:"When the edge last became active; the list is ordered by it, newest first."`
@@ -68,9 +68,9 @@ func (e *edgeRoutes) readList(ctx context.Context, d direction, of event.ID, in 
 		after = &followercounts.EdgeCursor{PositionedAt: c.At.Time, ID: c.User}
 	}
 	key := pageKey{tenant, e.k.Name, d.name, of}
-	keep := after == nil && e.k.Name == event.AggregateFollow && len(e.mustSee(ctx, followercounts.Name)) == 0
+	keep := after == nil && filter == "" && len(e.mustSee(ctx, followercounts.Name)) == 0
 	if keep {
-		if page, ok := e.pages.get(key, in.Limit); ok {
+		if page, ok := e.pages.get(key, e.k.Names(), in.Limit); ok {
 			return page, nil
 		}
 	}
