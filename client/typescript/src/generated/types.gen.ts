@@ -196,6 +196,36 @@ export type ConversationCounts = {
     };
 };
 
+export type ConversationCountsItem = {
+    counts: {
+        messages: {
+            /**
+             * The number ever written, deleted ones included.
+             */
+            total: number;
+            /**
+             * The number of visible ones.
+             */
+            visible: number;
+        };
+    };
+    /**
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+     */
+    id: string;
+};
+
+export type ConversationCountsList = {
+    /**
+     * The answer includes every write that had committed by this time, except parked and scheduled events.
+     */
+    as_of: string;
+    /**
+     * One per id, in the order of the request.
+     */
+    items: Array<ConversationCountsItem>;
+};
+
 export type Counts = {
     /**
      * The counts include every write that had committed by this time, except parked and scheduled events.
@@ -633,6 +663,27 @@ export type GroupCounts = {
     members: number;
 };
 
+export type GroupCountsItem = {
+    counts: {
+        members: number;
+    };
+    /**
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+     */
+    id: string;
+};
+
+export type GroupCountsList = {
+    /**
+     * The answer includes every write that had committed by this time, except parked and scheduled events.
+     */
+    as_of: string;
+    /**
+     * One per id, in the order of the request.
+     */
+    items: Array<GroupCountsItem>;
+};
+
 export type GroupEdgeRemovalOptions = {
     /**
      * Edges from the object, edges to it, or both.
@@ -824,13 +875,6 @@ export type LikeVersions = {
      * The cursor of the next page; absent on the last page.
      */
     next?: string;
-};
-
-export type ManyCountsInputBody = {
-    /**
-     * 1 to 500 users. A repeated user gets a repeated answer.
-     */
-    user_ids: Array<string>;
 };
 
 export type Membership = {
@@ -1232,6 +1276,13 @@ export type MutualList = {
     truncated: boolean;
 };
 
+export type ObjectIds = {
+    /**
+     * 1 to 200 ids. A repeated id gets a repeated answer.
+     */
+    ids: Array<string>;
+};
+
 export type ObjectKind = {
     name: string;
     /**
@@ -1349,6 +1400,38 @@ export type PostCounts = {
     sharers: number;
 };
 
+export type PostCountsItem = {
+    counts: {
+        comments: {
+            /**
+             * The number ever written, deleted ones included.
+             */
+            total: number;
+            /**
+             * The number of visible ones.
+             */
+            visible: number;
+        };
+        likers: number;
+        sharers: number;
+    };
+    /**
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+     */
+    id: string;
+};
+
+export type PostCountsList = {
+    /**
+     * The answer includes every write that had committed by this time, except parked and scheduled events.
+     */
+    as_of: string;
+    /**
+     * One per id, in the order of the request.
+     */
+    items: Array<PostCountsItem>;
+};
+
 export type PostEdgeRemovalOptions = {
     /**
      * Edges from the object, edges to it, or both.
@@ -1416,6 +1499,48 @@ export type ProductCounts = {
          */
         visible: number;
     };
+};
+
+export type ProductCountsItem = {
+    counts: {
+        reviews: {
+            aggregates: {
+                rating: {
+                    /**
+                     * The number of visible ones with the attribute.
+                     */
+                    count: number;
+                    /**
+                     * The sum of their values; divide by count for the average.
+                     */
+                    sum: number;
+                };
+            };
+            /**
+             * The number ever written, deleted ones included.
+             */
+            total: number;
+            /**
+             * The number of visible ones.
+             */
+            visible: number;
+        };
+    };
+    /**
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+     */
+    id: string;
+};
+
+export type ProductCountsList = {
+    /**
+     * The answer includes every write that had committed by this time, except parked and scheduled events.
+     */
+    as_of: string;
+    /**
+     * One per id, in the order of the request.
+     */
+    items: Array<ProductCountsItem>;
 };
 
 export type Relation = {
@@ -2033,24 +2158,29 @@ export type TreeComment = {
     version: number;
 };
 
-export type UserCounts = {
-    followers: number;
-    following: number;
+export type UserCountsItem = {
+    counts: {
+        followers: number;
+        following: number;
+        groups: number;
+        likes: number;
+        shares: number;
+    };
     /**
      * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
-    user_id: string;
+    id: string;
 };
 
 export type UserCountsList = {
     /**
-     * The counts include every write that had committed by this time, except parked and scheduled events.
+     * The answer includes every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     /**
-     * One per user, in the order of the request.
+     * One per id, in the order of the request.
      */
-    items: Array<UserCounts>;
+    items: Array<UserCountsItem>;
 };
 
 export type UserEdgeRemovalOptions = {
@@ -3061,6 +3191,76 @@ export type GetMessageSummaryResponses = {
 
 export type GetMessageSummaryResponse = GetMessageSummaryResponses[keyof GetMessageSummaryResponses];
 
+export type CountConversationsData = {
+    body: ObjectIds;
+    headers?: {
+        /**
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
+         */
+        'Tidings-Token'?: string;
+    };
+    path?: never;
+    query?: never;
+    url: '/v1/conversations:counts';
+};
+
+export type CountConversationsErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
+     */
+    415: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type CountConversationsError = CountConversationsErrors[keyof CountConversationsErrors];
+
+export type CountConversationsResponses = {
+    /**
+     * OK
+     */
+    200: ConversationCountsList;
+};
+
+export type CountConversationsResponse = CountConversationsResponses[keyof CountConversationsResponses];
+
 export type GetEdgeRemovalData = {
     body?: never;
     path: {
@@ -3906,6 +4106,76 @@ export type RemoveGroupEdgesResponses = {
 };
 
 export type RemoveGroupEdgesResponse = RemoveGroupEdgesResponses[keyof RemoveGroupEdgesResponses];
+
+export type CountGroupsData = {
+    body: ObjectIds;
+    headers?: {
+        /**
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
+         */
+        'Tidings-Token'?: string;
+    };
+    path?: never;
+    query?: never;
+    url: '/v1/groups:counts';
+};
+
+export type CountGroupsErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
+     */
+    415: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type CountGroupsError = CountGroupsErrors[keyof CountGroupsErrors];
+
+export type CountGroupsResponses = {
+    /**
+     * OK
+     */
+    200: GroupCountsList;
+};
+
+export type CountGroupsResponse = CountGroupsResponses[keyof CountGroupsResponses];
 
 export type ListKindsData = {
     body?: never;
@@ -7046,6 +7316,76 @@ export type RemovePostEdgesResponses = {
 
 export type RemovePostEdgesResponse = RemovePostEdgesResponses[keyof RemovePostEdgesResponses];
 
+export type CountPostsData = {
+    body: ObjectIds;
+    headers?: {
+        /**
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
+         */
+        'Tidings-Token'?: string;
+    };
+    path?: never;
+    query?: never;
+    url: '/v1/posts:counts';
+};
+
+export type CountPostsErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
+     */
+    415: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type CountPostsError = CountPostsErrors[keyof CountPostsErrors];
+
+export type CountPostsResponses = {
+    /**
+     * OK
+     */
+    200: PostCountsList;
+};
+
+export type CountPostsResponse = CountPostsResponses[keyof CountPostsResponses];
+
 export type GetProductCountsData = {
     body?: never;
     headers?: {
@@ -7373,6 +7713,76 @@ export type GetReviewSummaryResponses = {
 };
 
 export type GetReviewSummaryResponse = GetReviewSummaryResponses[keyof GetReviewSummaryResponses];
+
+export type CountProductsData = {
+    body: ObjectIds;
+    headers?: {
+        /**
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
+         */
+        'Tidings-Token'?: string;
+    };
+    path?: never;
+    query?: never;
+    url: '/v1/products:counts';
+};
+
+export type CountProductsErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
+     */
+    415: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type CountProductsError = CountProductsErrors[keyof CountProductsErrors];
+
+export type CountProductsResponses = {
+    /**
+     * OK
+     */
+    200: ProductCountsList;
+};
+
+export type CountProductsResponse = CountProductsResponses[keyof CountProductsResponses];
 
 export type DeleteReviewData = {
     body?: never;
@@ -9359,7 +9769,7 @@ export type RemoveUserEdgesResponses = {
 export type RemoveUserEdgesResponse = RemoveUserEdgesResponses[keyof RemoveUserEdgesResponses];
 
 export type CountUsersData = {
-    body: ManyCountsInputBody;
+    body: ObjectIds;
     headers?: {
         /**
          * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
@@ -9368,7 +9778,7 @@ export type CountUsersData = {
     };
     path?: never;
     query?: never;
-    url: '/v1/users:count';
+    url: '/v1/users:counts';
 };
 
 export type CountUsersErrors = {
