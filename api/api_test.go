@@ -581,6 +581,23 @@ func TestBadInput(t *testing.T) {
 		{"counts of a null", "POST", "/v1/posts:counts", `{"ids":[null]}`, nil, 422, "validation-failed", "#/ids/0"},
 		{"counts of a post", "POST", "/v1/posts:counts", `{"ids":["1"],"id":"1"}`, nil, 422, "validation-failed", "#/id"},
 		{"half of the counts", "POST", "/v1/posts:counts", `{"ids":[`, nil, 400, "json-invalid", "#"},
+		{"a check of nothing", "POST", "/v1/posts:check", `{"user_id":"7","ids":[]}`, nil, 422, "validation-failed", "#/ids"},
+		{"a check without ids", "POST", "/v1/posts:check", `{"user_id":"7"}`, nil, 422, "validation-failed", "#"},
+		{"a check of nobody", "POST", "/v1/posts:check", `{"ids":["1"]}`, nil, 422, "validation-failed", "#"},
+		{"a check of user ..", "POST", "/v1/posts:check", `{"user_id":"..","ids":["1"]}`, nil, 422, "validation-failed", "#/user_id"},
+		{"a check of user 7 by number", "POST", "/v1/posts:check", `{"user_id":7,"ids":["1"]}`, nil, 422, "validation-failed", "#/user_id"},
+		{"a check from a group", "POST", "/v1/posts:check", `{"user_id":"7","group_id":"7","ids":["1"]}`, nil, 422, "validation-failed",
+			"#/group_id"},
+		{"a check of post ..", "POST", "/v1/posts:check", `{"user_id":"7","ids":["1",".."]}`, nil, 422, "validation-failed", "#/ids/1"},
+		{"a check of 201 posts", "POST", "/v1/posts:check", strings.Replace(ids(201), "{", `{"user_id":"7",`, 1), nil, 422,
+			"validation-failed", "#/ids"},
+		{"a check of no kinds", "POST", "/v1/posts:check", `{"user_id":"7","ids":["1"],"edges":[]}`, nil, 422, "validation-failed",
+			"#/edges"},
+		{"a check of a kind to users", "POST", "/v1/posts:check", `{"user_id":"7","ids":["1"],"edges":["like","follow"]}`, nil, 422,
+			"validation-failed", "#/edges/1"},
+		{"half of a check of posts", "POST", "/v1/posts:check", `{"user_id":`, nil, 400, "json-invalid", "#"},
+		{"a writer checks posts", "POST", "/v1/posts:check", `{"user_id":"7","ids":["1"]}`, []string{"Authorization: Bearer " + writer},
+			403, "role-missing", ""},
 		{"a writer counts", "POST", "/v1/posts:counts", ids(1), []string{"Authorization: Bearer " + writer}, 403, "role-missing", ""},
 		{"mutuals by 0", "GET", "/v1/users/1/mutuals/2?limit=0", "", nil, 422, "validation-failed", "limit"},
 		{"mutuals by 201", "GET", "/v1/users/1/mutuals/2?limit=201", "", nil, 422, "validation-failed", "limit"},
@@ -876,6 +893,7 @@ func TestDocuments(t *testing.T) {
 	for _, plural := range kinds.Builtin().Objects {
 		want = append(want, "POST /v1/"+plural+":counts")
 	}
+	want = append(want, "POST /v1/users:check", "POST /v1/posts:check", "POST /v1/groups:check")
 	slices.Sort(want)
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("routes (-want +got):\n%s", diff)

@@ -60,6 +60,7 @@ var (
 func init() {
 	for name, plural := range kinds.Builtin().Objects {
 		walkBodies["count-"+plural] = []string{`{"ids":["$user","$post"]}`}
+		walkBodies["check-"+plural] = []string{`{"user_id":"$user","ids":["$followee","$post"]}`}
 		walkBodies["remove-"+name+"-edges"] = []string{``, `{"direction":"to"}`}
 	}
 	for _, k := range kinds.Builtin().AllEdges() {

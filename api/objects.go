@@ -27,6 +27,7 @@ type target struct {
 	name, plural string
 	ends         []counted     // the ends of edges of all kinds
 	under        []kinds.Child // the children of all kinds
+	to           []kinds.Edge  // the kinds whose edges lead to it
 }
 
 // counted is one count of an object: the edges of a kind at one end.
@@ -43,6 +44,7 @@ func (s *server) targets() (all []target) {
 		for _, k := range s.kinds.AllEdges() {
 			if k.To == name {
 				t.ends = append(t.ends, counted{k, k.Reverse, func(c followercounts.Counts) int64 { return c.Incoming }})
+				t.to = append(t.to, k)
 			}
 			if k.From == name {
 				t.ends = append(t.ends, counted{k, k.Forward, func(c followercounts.Counts) int64 { return c.Outgoing }})
@@ -58,6 +60,9 @@ func (s *server) objectRoutes() {
 	for _, t := range s.targets() {
 		if len(t.ends)+len(t.under) > 0 {
 			s.countRoutes(t)
+		}
+		if len(t.to) > 0 {
+			s.checkRoute(t)
 		}
 	}
 }
@@ -81,8 +86,9 @@ func objectOf(members map[string]*huma.Schema, required bool) *huma.Schema {
 	return o
 }
 
-// objectIDs are the ids of the objects that a request asks about.
-type objectIDs struct {
+// ObjectIDs are the ids of the objects that a request asks about. It is exported because the
+// framework skips embedded members that are not.
+type ObjectIDs struct {
 	IDs []userID `json:"ids" minItems:"1" maxItems:"200" nullable:"false" doc:"1 to 200 ids. A repeated id gets a repeated answer." example:"[\"7\",\"42\"]"`
 }
 
@@ -113,7 +119,7 @@ type objectCounts struct {
 	Counts map[string]any `json:"counts"`
 }
 
-type countsInput struct{ Body objectIDs }
+type countsInput struct{ Body ObjectIDs }
 
 // countRoutes registers the counts of an object and of many: the edges of all kinds by end, and the
 // children of all kinds.

@@ -19,8 +19,8 @@ type BuiltinKinds struct {
 	Reviews     Reviews
 
 	Conversations Objects[ConversationCounts, ConversationNumbers]
-	Groups        EdgeObjects[GroupCounts, GroupNumbers]
-	Posts         EdgeObjects[PostCounts, PostNumbers]
+	Groups        Groups
+	Posts         Posts
 	Products      Objects[ProductCounts, ProductNumbers]
 	Users         Users
 }
@@ -174,6 +174,12 @@ type GroupEntry struct {
 	GroupID      ID                   `json:"group_id"`
 	PositionedAt time.Time            `json:"positioned_at"` // the list's order, newest first
 	Attributes   MembershipAttributes `json:"attributes"`
+}
+
+// MembershipLink says whether a membership exists.
+type MembershipLink struct {
+	Link
+	Attributes MembershipAttributes `json:"attributes,omitzero"` // only if Active
 }
 
 // Memberships has the operations on memberships.
@@ -448,6 +454,25 @@ type GroupCounts struct {
 
 func (c *GroupCounts) asOf() time.Time { return c.AsOf }
 
+// Groups has the operations on groups.
+type Groups struct {
+	EdgeObjects[GroupCounts, GroupNumbers]
+}
+
+// GroupCheck says which edges lead to a group. The kinds that were not checked are zero.
+type GroupCheck struct {
+	ID    ID `json:"id"`
+	Edges struct {
+		Membership MembershipLink `json:"membership,omitzero"`
+	} `json:"edges"`
+}
+
+// Check checks which edges lead from a user to each of up to 200 groups, in the order of ids. edges
+// has the kinds to check; empty: all.
+func (o Groups) Check(ctx context.Context, user ID, ids []ID, edges []string, opts ...Option) ([]GroupCheck, error) {
+	return check[GroupCheck](ctx, o.Objects, "user", user, ids, edges, opts)
+}
+
 // PostNumbers are the counts of a post among many.
 type PostNumbers struct {
 	Likers   int64       `json:"likers"`
@@ -462,6 +487,26 @@ type PostCounts struct {
 }
 
 func (c *PostCounts) asOf() time.Time { return c.AsOf }
+
+// Posts has the operations on posts.
+type Posts struct {
+	EdgeObjects[PostCounts, PostNumbers]
+}
+
+// PostCheck says which edges lead to a post. The kinds that were not checked are zero.
+type PostCheck struct {
+	ID    ID `json:"id"`
+	Edges struct {
+		Like  Link `json:"like,omitzero"`
+		Share Link `json:"share,omitzero"`
+	} `json:"edges"`
+}
+
+// Check checks which edges lead from a user to each of up to 200 posts, in the order of ids. edges
+// has the kinds to check; empty: all.
+func (o Posts) Check(ctx context.Context, user ID, ids []ID, edges []string, opts ...Option) ([]PostCheck, error) {
+	return check[PostCheck](ctx, o.Objects, "user", user, ids, edges, opts)
+}
 
 // ProductNumbers are the counts of a product among many.
 type ProductNumbers struct {
@@ -492,3 +537,17 @@ type UserCounts struct {
 }
 
 func (c *UserCounts) asOf() time.Time { return c.AsOf }
+
+// UserCheck says which edges lead to a user. The kinds that were not checked are zero.
+type UserCheck struct {
+	ID    ID `json:"id"`
+	Edges struct {
+		Follow MutualLink `json:"follow,omitzero"`
+	} `json:"edges"`
+}
+
+// Check checks which edges lead from a user to each of up to 200 users, in the order of ids. edges
+// has the kinds to check; empty: all.
+func (o Users) Check(ctx context.Context, user ID, ids []ID, edges []string, opts ...Option) ([]UserCheck, error) {
+	return check[UserCheck](ctx, o.Objects, "user", user, ids, edges, opts)
+}

@@ -296,6 +296,15 @@ func methods() map[string]method {
 		func(c *client.Client) client.Objects[client.ConversationCounts, client.ConversationNumbers] {
 			return c.Conversations
 		})
+	all["check-users"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) ([]client.UserCheck, error) {
+		return c.Users.Check(ctx, "7", []client.ID{"42"}, []string{"follow"}, o...)
+	})
+	all["check-posts"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) ([]client.PostCheck, error) {
+		return c.Posts.Check(ctx, "7", []client.ID{"42"}, []string{"like"}, o...)
+	})
+	all["check-groups"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) ([]client.GroupCheck, error) {
+		return c.Groups.Check(ctx, "7", []client.ID{"42"}, []string{"membership"}, o...)
+	})
 	all["list-user-mutuals"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.Mutuals, error) {
 		return c.Users.Mutuals(ctx, "7", "8", o...)
 	})

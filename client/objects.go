@@ -87,6 +87,57 @@ func (o EdgeObjects[T, N]) RemoveEdges(ctx context.Context, id ID, which EdgesTo
 	return fetch[EdgeRemoval](ctx, o.core, k)
 }
 
+// Link says whether an edge exists.
+type Link struct {
+	Active       bool      `json:"active"`
+	PositionedAt time.Time `json:"positioned_at,omitzero"` // when Active last became true
+}
+
+// MutualLink is the Link of a kind whose ends are the same object.
+type MutualLink struct {
+	Link
+	Reversed bool `json:"reversed"` // the edge in the other direction exists
+}
+
+// AnyLink is the link of an edge of any kind.
+type AnyLink struct {
+	Active       bool           `json:"active"`
+	Reversed     bool           `json:"reversed,omitempty"` // the edge in the other direction exists; only if both ends are the same object
+	PositionedAt time.Time      `json:"positioned_at,omitzero"`
+	Attributes   map[string]any `json:"attributes,omitempty"`
+}
+
+// ObjectCheck says which edges lead to an object of any type.
+type ObjectCheck struct {
+	ID    ID                 `json:"id"`
+	Edges map[string]AnyLink `json:"edges"` // by kind
+}
+
+// AnyObjects has the operations on objects by the name of their type.
+type AnyObjects struct {
+	EdgeObjects[ObjectCounts, ObjectNumbers]
+}
+
+// Check checks which edges lead from the object of, whose type is origin, to each of up to 200
+// objects, in the order of ids. edges has the kinds to check; empty: all that lead from origin.
+func (o AnyObjects) Check(ctx context.Context, origin string, of ID, ids []ID, edges []string, opts ...Option) ([]ObjectCheck, error) {
+	return check[ObjectCheck](ctx, o.Objects, origin, of, ids, edges, opts)
+}
+
+func check[R, T, N any](ctx context.Context, o Objects[T, N], origin string, of ID, ids []ID, edges []string,
+	opts []Option) ([]R, error) {
+	plural, err := o.plural(ctx)
+	if err != nil {
+		return nil, err
+	}
+	body := map[string]any{origin + "_id": of, "ids": ids}
+	if len(edges) > 0 {
+		body["edges"] = edges
+	}
+	all, err := fetch[several[R]](ctx, o.core, newCall(http.MethodPost, "/v1/"+plural+":check", opts).json(body).projected().repeatable())
+	return all.Items, err
+}
+
 // EdgeRemoval reads the progress of a removal.
 func (c *Client) EdgeRemoval(ctx context.Context, id string, opts ...Option) (EdgeRemoval, error) {
 	return fetch[EdgeRemoval](ctx, c.core, newCall(http.MethodGet, "/v1/edge-removals/"+url.PathEscape(id), opts))
@@ -174,11 +225,12 @@ func (c *ObjectNumbers) UnmarshalJSON(b []byte) error {
 
 // Objects returns the operations on the objects of this name, for example user. It sends nothing.
 // The first operation reads the object's name in paths from the API.
-func (c *Client) Objects(object string) EdgeObjects[ObjectCounts, ObjectNumbers] {
-	return EdgeObjects[ObjectCounts, ObjectNumbers]{Objects[ObjectCounts, ObjectNumbers]{c.core, func(ctx context.Context) (string, error) {
+func (c *Client) Objects(object string) AnyObjects {
+	all := Objects[ObjectCounts, ObjectNumbers]{c.core, func(ctx context.Context) (string, error) {
 		_, o, err := kindNamed(ctx, c.core, object, func(l *KindList) []ObjectKind { return l.Objects })
 		return o.Plural, err
-	}}}
+	}}
+	return AnyObjects{EdgeObjects[ObjectCounts, ObjectNumbers]{all}}
 }
 
 // Users has the operations on users.

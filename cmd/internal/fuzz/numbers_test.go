@@ -15,9 +15,11 @@ func (l *lane) readNumbers() error { return l.numbers(l.view(), "") }
 // numbers reads counts, a summary, relations of pairs, or mutuals.
 func (l *lane) numbers(v view, fresh string) error {
 	headers := page{fresh: fresh}.headers()
-	switch l.rng.IntN(6) {
+	switch l.rng.IntN(7) {
 	case 0:
 		return l.check(v, headers)
+	case 3:
+		return l.checkObjects(v, headers)
 	case 1:
 		return l.mutuals(v, headers)
 	case 2:
@@ -147,6 +149,44 @@ func (l *lane) check(v view, headers []string) error {
 		items = append(items, item)
 	}
 	a, err := l.call(http.MethodPost, "/v1/"+k.Plural+":check", encode(map[string]any{"pairs": pairs}), headers...)
+	if err != nil {
+		return err
+	}
+	return l.plain(a, map[string]any{"items": items})
+}
+
+// checkObjects compares which edges of all or some kinds lead from a user to several objects.
+func (l *lane) checkObjects(v view, headers []string) error {
+	to := l.edgeKind().To
+	kindsTo := slices.DeleteFunc(l.kinds.AllEdges(), func(k kinds.Edge) bool { return k.To != to || k.From != kinds.Author })
+	body := map[string]any{}
+	if l.rng.IntN(2) == 0 {
+		kindsTo = kindsTo[:1]
+		body["edges"] = []any{kindsTo[0].Name}
+	}
+	from := l.user()
+	var ids, items []any
+	for range 1 + l.rng.IntN(8) {
+		_, id := l.ends(kindsTo[0])
+		edges := map[string]any{}
+		for _, k := range kindsTo {
+			e, ok := v.active(k, from, id)
+			link := map[string]any{"active": ok}
+			if ok {
+				link["positioned_at"] = wire(e.PositionedAt)
+				if len(k.Attributes) > 0 {
+					link["attributes"] = any(object0(e.Attributes))
+				}
+			}
+			if k.From == k.To {
+				_, link["reversed"] = v.active(k, id, from)
+			}
+			edges[k.Name] = link
+		}
+		ids, items = append(ids, id.String()), append(items, map[string]any{"id": id.String(), "edges": edges})
+	}
+	body["user_id"], body["ids"] = from.String(), ids
+	a, err := l.call(http.MethodPost, "/v1/"+l.kinds.Objects[to]+":check", encode(body), headers...)
 	if err != nil {
 		return err
 	}

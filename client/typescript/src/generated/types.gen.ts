@@ -604,6 +604,21 @@ export type Follow = {
     version: number;
 };
 
+export type FollowLink = {
+    /**
+     * True if the edge exists.
+     */
+    active: boolean;
+    /**
+     * When active last became true; absent if it is false.
+     */
+    positioned_at?: string;
+    /**
+     * True if the edge in the other direction exists.
+     */
+    reversed: boolean;
+};
+
 export type FollowOperation = {
     /**
      * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
@@ -653,6 +668,45 @@ export type FollowVersions = {
      * The cursor of the next page; absent on the last page.
      */
     next?: string;
+};
+
+export type GroupCheck = {
+    /**
+     * By kind. It has the kinds of the request.
+     */
+    edges: {
+        membership?: MembershipLink;
+    };
+    /**
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+     */
+    id: string;
+};
+
+export type GroupCheckInput = {
+    /**
+     * Kinds of edges. Default: all that lead from the origin.
+     */
+    edges?: Array<'membership'>;
+    /**
+     * 1 to 200 ids. A repeated id gets a repeated answer.
+     */
+    ids: Array<string>;
+    /**
+     * The user that the edges lead from.
+     */
+    user_id: string;
+};
+
+export type GroupCheckList = {
+    /**
+     * The answer includes every write that had committed by this time, except parked and scheduled events.
+     */
+    as_of: string;
+    /**
+     * One per id, in the order of the request.
+     */
+    items: Array<GroupCheck>;
 };
 
 export type GroupCounts = {
@@ -737,6 +791,17 @@ export type LikeCheckInputBody = {
      * 1 to 500 pairs. A repeated pair gets a repeated answer.
      */
     pairs: Array<LikePair>;
+};
+
+export type LikeLink = {
+    /**
+     * True if the edge exists.
+     */
+    active: boolean;
+    /**
+     * When active last became true; absent if it is false.
+     */
+    positioned_at?: string;
 };
 
 export type LikeOperation = {
@@ -907,6 +972,23 @@ export type MembershipCheckInputBody = {
      * 1 to 500 pairs. A repeated pair gets a repeated answer.
      */
     pairs: Array<MembershipPair>;
+};
+
+export type MembershipLink = {
+    /**
+     * True if the edge exists.
+     */
+    active: boolean;
+    /**
+     * Absent if active is false.
+     */
+    attributes?: {
+        role: 'member' | 'moderator' | 'owner';
+    };
+    /**
+     * When active last became true; absent if it is false.
+     */
+    positioned_at?: string;
 };
 
 export type MembershipOrigin = {
@@ -1381,6 +1463,46 @@ export type PastShare = {
     version: number;
 };
 
+export type PostCheck = {
+    /**
+     * By kind. It has the kinds of the request.
+     */
+    edges: {
+        like?: LikeLink;
+        share?: ShareLink;
+    };
+    /**
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+     */
+    id: string;
+};
+
+export type PostCheckInput = {
+    /**
+     * Kinds of edges. Default: all that lead from the origin.
+     */
+    edges?: Array<'like' | 'share'>;
+    /**
+     * 1 to 200 ids. A repeated id gets a repeated answer.
+     */
+    ids: Array<string>;
+    /**
+     * The user that the edges lead from.
+     */
+    user_id: string;
+};
+
+export type PostCheckList = {
+    /**
+     * The answer includes every write that had committed by this time, except parked and scheduled events.
+     */
+    as_of: string;
+    /**
+     * One per id, in the order of the request.
+     */
+    items: Array<PostCheck>;
+};
+
 export type PostCounts = {
     /**
      * The counts include every write that had committed by this time, except parked and scheduled events.
@@ -1810,6 +1932,17 @@ export type ShareCheckInputBody = {
     pairs: Array<SharePair>;
 };
 
+export type ShareLink = {
+    /**
+     * True if the edge exists.
+     */
+    active: boolean;
+    /**
+     * When active last became true; absent if it is false.
+     */
+    positioned_at?: string;
+};
+
 export type ShareOperation = {
     op: 'put' | 'remove';
     /**
@@ -2156,6 +2289,45 @@ export type TreeComment = {
      * Rises by one with each change; also the ETag.
      */
     version: number;
+};
+
+export type UserCheck = {
+    /**
+     * By kind. It has the kinds of the request.
+     */
+    edges: {
+        follow?: FollowLink;
+    };
+    /**
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+     */
+    id: string;
+};
+
+export type UserCheckInput = {
+    /**
+     * Kinds of edges. Default: all that lead from the origin.
+     */
+    edges?: Array<'follow'>;
+    /**
+     * 1 to 200 ids. A repeated id gets a repeated answer.
+     */
+    ids: Array<string>;
+    /**
+     * The user that the edges lead from.
+     */
+    user_id: string;
+};
+
+export type UserCheckList = {
+    /**
+     * The answer includes every write that had committed by this time, except parked and scheduled events.
+     */
+    as_of: string;
+    /**
+     * One per id, in the order of the request.
+     */
+    items: Array<UserCheck>;
 };
 
 export type UserCountsItem = {
@@ -4106,6 +4278,76 @@ export type RemoveGroupEdgesResponses = {
 };
 
 export type RemoveGroupEdgesResponse = RemoveGroupEdgesResponses[keyof RemoveGroupEdgesResponses];
+
+export type CheckGroupsData = {
+    body: GroupCheckInput;
+    headers?: {
+        /**
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
+         */
+        'Tidings-Token'?: string;
+    };
+    path?: never;
+    query?: never;
+    url: '/v1/groups:check';
+};
+
+export type CheckGroupsErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
+     */
+    415: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type CheckGroupsError = CheckGroupsErrors[keyof CheckGroupsErrors];
+
+export type CheckGroupsResponses = {
+    /**
+     * OK
+     */
+    200: GroupCheckList;
+};
+
+export type CheckGroupsResponse = CheckGroupsResponses[keyof CheckGroupsResponses];
 
 export type CountGroupsData = {
     body: ObjectIds;
@@ -7316,6 +7558,76 @@ export type RemovePostEdgesResponses = {
 
 export type RemovePostEdgesResponse = RemovePostEdgesResponses[keyof RemovePostEdgesResponses];
 
+export type CheckPostsData = {
+    body: PostCheckInput;
+    headers?: {
+        /**
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
+         */
+        'Tidings-Token'?: string;
+    };
+    path?: never;
+    query?: never;
+    url: '/v1/posts:check';
+};
+
+export type CheckPostsErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
+     */
+    415: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type CheckPostsError = CheckPostsErrors[keyof CheckPostsErrors];
+
+export type CheckPostsResponses = {
+    /**
+     * OK
+     */
+    200: PostCheckList;
+};
+
+export type CheckPostsResponse = CheckPostsResponses[keyof CheckPostsResponses];
+
 export type CountPostsData = {
     body: ObjectIds;
     headers?: {
@@ -9767,6 +10079,76 @@ export type RemoveUserEdgesResponses = {
 };
 
 export type RemoveUserEdgesResponse = RemoveUserEdgesResponses[keyof RemoveUserEdgesResponses];
+
+export type CheckUsersData = {
+    body: UserCheckInput;
+    headers?: {
+        /**
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
+         */
+        'Tidings-Token'?: string;
+    };
+    path?: never;
+    query?: never;
+    url: '/v1/users:check';
+};
+
+export type CheckUsersErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
+     */
+    415: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type CheckUsersError = CheckUsersErrors[keyof CheckUsersErrors];
+
+export type CheckUsersResponses = {
+    /**
+     * OK
+     */
+    200: UserCheckList;
+};
+
+export type CheckUsersResponse = CheckUsersResponses[keyof CheckUsersResponses];
 
 export type CountUsersData = {
     body: ObjectIds;
