@@ -571,13 +571,34 @@ func TestBadInput(t *testing.T) {
 		{"pairs that are text", "POST", check, `{"pairs":"1"}`, nil, 422, "validation-failed", "#/pairs"},
 		{"half of a check", "POST", check, `{"pairs":[`, nil, 400, "json-invalid", "#"},
 		{"a writer checks", "POST", check, pairs(1), []string{"Authorization: Bearer " + writer}, 403, "role-missing", ""},
-		{"counts of nobody", "POST", "/v1/users:count", `{"user_ids":[]}`, nil, 422, "validation-failed", "#/user_ids"},
-		{"counts of 501 users", "POST", "/v1/users:count", userIDs(501), nil, 422, "validation-failed", "#/user_ids"},
-		{"counts of user ..", "POST", "/v1/users:count", `{"user_ids":["1",".."]}`, nil, 422, "validation-failed", "#/user_ids/1"},
-		{"counts of a number", "POST", "/v1/users:count", `{"user_ids":[1]}`, nil, 422, "validation-failed", "#/user_ids/0"},
-		{"counts of null", "POST", "/v1/users:count", `{"user_ids":[null]}`, nil, 422, "validation-failed", "#/user_ids/0"},
-		{"counts of a user", "POST", "/v1/users:count", `{"user_id":"1"}`, nil, 422, "validation-failed", "#/user_id"},
-		{"a writer counts", "POST", "/v1/users:count", userIDs(1), []string{"Authorization: Bearer " + writer}, 403, "role-missing", ""},
+		{"counts of nothing", "POST", "/v1/posts:counts", `{"ids":[]}`, nil, 422, "validation-failed", "#/ids"},
+		{"counts of null", "POST", "/v1/posts:counts", `{"ids":null}`, nil, 422, "validation-failed", "#/ids"},
+		{"counts without ids", "POST", "/v1/posts:counts", `{}`, nil, 422, "validation-failed", "#"},
+		{"counts of 201 posts", "POST", "/v1/posts:counts", ids(201), nil, 422, "validation-failed", "#/ids"},
+		{"counts of post ..", "POST", "/v1/posts:counts", `{"ids":["1",".."]}`, nil, 422, "validation-failed", "#/ids/1"},
+		{"counts of a post with a comma", "POST", "/v1/posts:counts", `{"ids":["1,2"]}`, nil, 422, "validation-failed", "#/ids/0"},
+		{"counts of a number", "POST", "/v1/posts:counts", `{"ids":[1]}`, nil, 422, "validation-failed", "#/ids/0"},
+		{"counts of a null", "POST", "/v1/posts:counts", `{"ids":[null]}`, nil, 422, "validation-failed", "#/ids/0"},
+		{"counts of a post", "POST", "/v1/posts:counts", `{"ids":["1"],"id":"1"}`, nil, 422, "validation-failed", "#/id"},
+		{"half of the counts", "POST", "/v1/posts:counts", `{"ids":[`, nil, 400, "json-invalid", "#"},
+		{"a check of nothing", "POST", "/v1/posts:check", `{"user_id":"7","ids":[]}`, nil, 422, "validation-failed", "#/ids"},
+		{"a check without ids", "POST", "/v1/posts:check", `{"user_id":"7"}`, nil, 422, "validation-failed", "#"},
+		{"a check of nobody", "POST", "/v1/posts:check", `{"ids":["1"]}`, nil, 422, "validation-failed", "#"},
+		{"a check of user ..", "POST", "/v1/posts:check", `{"user_id":"..","ids":["1"]}`, nil, 422, "validation-failed", "#/user_id"},
+		{"a check of user 7 by number", "POST", "/v1/posts:check", `{"user_id":7,"ids":["1"]}`, nil, 422, "validation-failed", "#/user_id"},
+		{"a check from a group", "POST", "/v1/posts:check", `{"user_id":"7","group_id":"7","ids":["1"]}`, nil, 422, "validation-failed",
+			"#/group_id"},
+		{"a check of post ..", "POST", "/v1/posts:check", `{"user_id":"7","ids":["1",".."]}`, nil, 422, "validation-failed", "#/ids/1"},
+		{"a check of 201 posts", "POST", "/v1/posts:check", strings.Replace(ids(201), "{", `{"user_id":"7",`, 1), nil, 422,
+			"validation-failed", "#/ids"},
+		{"a check of no kinds", "POST", "/v1/posts:check", `{"user_id":"7","ids":["1"],"edges":[]}`, nil, 422, "validation-failed",
+			"#/edges"},
+		{"a check of a kind to users", "POST", "/v1/posts:check", `{"user_id":"7","ids":["1"],"edges":["like","follow"]}`, nil, 422,
+			"validation-failed", "#/edges/1"},
+		{"half of a check of posts", "POST", "/v1/posts:check", `{"user_id":`, nil, 400, "json-invalid", "#"},
+		{"a writer checks posts", "POST", "/v1/posts:check", `{"user_id":"7","ids":["1"]}`, []string{"Authorization: Bearer " + writer},
+			403, "role-missing", ""},
+		{"a writer counts", "POST", "/v1/posts:counts", ids(1), []string{"Authorization: Bearer " + writer}, 403, "role-missing", ""},
 		{"mutuals by 0", "GET", "/v1/users/1/mutuals/2?limit=0", "", nil, 422, "validation-failed", "limit"},
 		{"mutuals by 201", "GET", "/v1/users/1/mutuals/2?limit=201", "", nil, 422, "validation-failed", "limit"},
 		{"mutuals from a cursor", "GET", "/v1/users/1/mutuals/2?cursor=x", "", nil, 422, "validation-failed", "cursor"},
@@ -843,7 +864,7 @@ func TestDocuments(t *testing.T) {
 		"GET /v1/users/{user_id}/following",
 		"GET /v1/users/{user_id}/mutuals/{other_id}", "PATCH /v1/comments/{comment_id}",
 		"POST /v1/comments:batch", "POST /v1/follows:batch", "POST /v1/follows:check", "POST /v1/outbox/dlq/{message_id}:discard",
-		"POST /v1/outbox/dlq/{message_id}:retry", "POST /v1/posts/{post_id}/comments", "POST /v1/users:count",
+		"POST /v1/outbox/dlq/{message_id}:retry", "POST /v1/posts/{post_id}/comments",
 		"PUT /v1/comments/{comment_id}/moderation", "PUT /v1/follows/{follower_id}/{followee_id}", "PUT /v1/posts/{post_id}/thread",
 	}
 	for _, k := range kinds.Builtin().AllEdges() {
@@ -869,6 +890,10 @@ func TestDocuments(t *testing.T) {
 	want = append(want, "GET /v1/threads:export", "GET /v1/kinds", "GET /v1/posts/{post_id}/counts", "GET /v1/groups/{group_id}/counts",
 		"GET /v1/edge-removals/{removal_id}", "POST /v1/users/{user_id}:remove-edges", "POST /v1/posts/{post_id}:remove-edges",
 		"POST /v1/groups/{group_id}:remove-edges")
+	for _, plural := range kinds.Builtin().Objects {
+		want = append(want, "POST /v1/"+plural+":counts")
+	}
+	want = append(want, "POST /v1/users:check", "POST /v1/posts:check", "POST /v1/groups:check")
 	slices.Sort(want)
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("routes (-want +got):\n%s", diff)

@@ -2,7 +2,6 @@ package api
 
 import (
 	"context"
-	"maps"
 	"net/http"
 	"slices"
 
@@ -12,7 +11,6 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/tokens"
 	"github.com/tidings/tidings/internal/versioned"
-	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections/history"
 	"github.com/tidings/tidings/projections/threadcache"
 )
@@ -282,17 +280,18 @@ func (c *childRoutes) byAge(ctx context.Context, tx pgx.Tx, object event.ID, ord
 }
 
 func (c *childRoutes) summary(ctx context.Context, in *UnderPath) (*anyOutput, error) {
-	var sum threadcache.Summary
+	var sums map[threadcache.Object]threadcache.Summary
 	var thread any
 	asOf, err := c.project(ctx, callerOf(ctx).TenantID, threadcache.Name, func(tx pgx.Tx) (err error) {
 		if thread, err = c.readThread(ctx, tx, in.Object.ID); err == nil {
-			sum, err = threadcache.ReadSummary(ctx, tx, c.k.Name, in.Object.ID)
+			sums, err = threadcache.ReadSummaries(ctx, tx, []string{c.k.Name}, []event.ID{in.Object.ID})
 		}
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
+	sum := sums[threadcache.Object{Kind: c.k.Name, ID: in.Object.ID}]
 	out := childSummary{Object: in.Object.ID, Visible: sum.Visible, Total: sum.Total, Thread: thread, AsOf: asOf}
 	if sum.LastAt != nil {
 		out.LastActivityAt = &event.Time{Time: *sum.LastAt}
@@ -346,66 +345,4 @@ func (c *childRoutes) versions(ctx context.Context, in *childVersionsInput) (*an
 		items[i] = c.value(&item)
 	}
 	return &anyOutput{Body: entityVersions{Items: items, Next: next, AsOf: asOf}}, nil
-}
-
-// aggregateCount has the count and the sum of an attribute of an object's visible children. Sum
-// divided by count is the average.
-type aggregateCount struct {
-	Count int64 `json:"count"`
-	Sum   int64 `json:"sum"`
-}
-
-// childCountSchema returns the schema of the counts of a kind's children.
-func (s *server) childCountSchema(k kinds.Child) *huma.Schema {
-	number := func(text string) *huma.Schema {
-		return &huma.Schema{Type: huma.TypeInteger, Format: "int64", Description: text}
-	}
-	object := func(members map[string]*huma.Schema) *huma.Schema {
-		o := &huma.Schema{Type: huma.TypeObject, Properties: members, Required: slices.Sorted(maps.Keys(members)),
-			AdditionalProperties: false}
-		o.PrecomputeMessages()
-		return o
-	}
-	members := map[string]*huma.Schema{"total": number("The number ever written, deleted ones included."),
-		"visible": number("The number of visible ones.")}
-	if names := k.Aggregates(); len(names) > 0 {
-		each := make(map[string]*huma.Schema)
-		for _, name := range names {
-			each[name] = object(map[string]*huma.Schema{"count": number("The number of visible ones with the attribute."),
-				"sum": number("The sum of their values; divide by count for the average.")})
-		}
-		members["aggregates"] = object(each)
-	}
-	return object(members)
-}
-
-// childCounts adds the counts of an object's children to counts, by the plurals of their kinds.
-func (s *server) childCounts(ctx context.Context, under []kinds.Child, object event.ID, counts map[string]any) (event.Time, error) {
-	return s.project(ctx, callerOf(ctx).TenantID, threadcache.Name, func(tx pgx.Tx) error {
-		for _, k := range under {
-			sum, err := threadcache.ReadSummary(ctx, tx, k.Name, object)
-			if err != nil {
-				return err
-			}
-			count := map[string]any{"total": sum.Total, "visible": sum.Visible}
-			if names := k.Aggregates(); len(names) > 0 {
-				each := make(map[string]aggregateCount)
-				for _, name := range names {
-					each[name] = aggregateCount{}
-				}
-				all, err := threadcache.ReadAggregates(ctx, tx, k.Name, object)
-				if err != nil {
-					return err
-				}
-				for _, a := range all {
-					if _, ok := each[a.Attribute]; ok { // an earlier version of the kind may have had other attributes
-						each[a.Attribute] = aggregateCount{a.Count, a.Sum}
-					}
-				}
-				count["aggregates"] = each
-			}
-			counts[k.Plural] = count
-		}
-		return nil
-	})
 }

@@ -483,11 +483,14 @@ func (e *edgeRoutes) check(ctx context.Context, in *edgeCheckInput) (*anyOutput,
 		}
 	}
 	asOf, err := e.project(ctx, callerOf(ctx).TenantID, followercounts.Name, func(tx pgx.Tx) error {
-		all, err := followercounts.Relations(ctx, tx, e.k.Name, pairs)
+		k := e.k
+		k.Attributes = nil // the answer has none
+		all, err := followercounts.Relations(ctx, tx, []kinds.Edge{k}, pairs)
 		if err != nil {
 			return err
 		}
-		for i, r := range all {
+		for i := range all {
+			r := all[i][0]
 			item := &edgeRelation{From: pairs[i].From, To: pairs[i].To, Active: r.There}
 			if e.k.From == e.k.To {
 				item.Reversed = &r.Back

@@ -74,7 +74,12 @@ func (a *applied) Refresh(context.Context) (bool, error) {
 // kinds on.
 func openKinds(t *testing.T, fromTheStart bool) (fixture, *kinds.Set, *applied) {
 	t.Helper()
-	set := testkit.Kinds(t, ownKinds)
+	return openKindsOf(t, ownKinds, fromTheStart)
+}
+
+func openKindsOf(t *testing.T, file string, fromTheStart bool) (fixture, *kinds.Set, *applied) {
+	t.Helper()
+	set := testkit.Kinds(t, file)
 	a := new(applied)
 	a.now.Store(kinds.Builtin())
 	a.next.Store(set)

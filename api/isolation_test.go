@@ -42,7 +42,6 @@ var (
 	}
 	walkBodies = map[string][]string{ // by operationId
 		"check-follows":       {`{"pairs":[{"follower_id":"$user","followee_id":"$followee"}]}`},
-		"count-users":         {`{"user_ids":["$user","$followee"]}`},
 		"create-comment":      {`{"author_id":"$user","body":"mine"}`, `{"author_id":"$user","body":"mine","parent_id":"$comment"}`},
 		"edit-comment":        {`{"body":"mine"}`},
 		"moderate-comment":    {`{"state":"HIDDEN","reason":"mine"}`},
@@ -59,7 +58,9 @@ var (
 )
 
 func init() {
-	for name := range kinds.Builtin().Objects {
+	for name, plural := range kinds.Builtin().Objects {
+		walkBodies["count-"+plural] = []string{`{"ids":["$user","$post"]}`}
+		walkBodies["check-"+plural] = []string{`{"user_id":"$user","ids":["$followee","$post"]}`}
 		walkBodies["remove-"+name+"-edges"] = []string{``, `{"direction":"to"}`}
 	}
 	for _, k := range kinds.Builtin().AllEdges() {

@@ -96,7 +96,7 @@ func TestATokensReadsAndWritesAreLimitedApart(t *testing.T) {
 		}
 	}
 	limited("a read too many", f.do(t, "GET", path, ""))
-	limited("a read by POST", f.do(t, "POST", "/v1/users:count", `{"user_ids":["1"]}`))
+	limited("a read by POST", f.do(t, "POST", "/v1/users:counts", `{"ids":["1"]}`))
 	if a := f.do(t, "GET", path, "", "Authorization: Bearer x"); a.StatusCode != 401 || a.limits() != " " {
 		t.Errorf("nobody's: %d %s", a.StatusCode, a.limits())
 	}

@@ -18,7 +18,7 @@ import (
 var (
 	idVerbs = []string{"batch", "check", "count", "create", "delete", "discard", "edit", "export", "get", "list", "moderate", "patch",
 		"put", "remove", "retry"}
-	actions = []string{"batch", "check", "count", "discard", "export", "remove-edges", "retry"}
+	actions = []string{"batch", "check", "counts", "discard", "export", "remove-edges", "retry"}
 )
 
 var (

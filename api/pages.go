@@ -16,7 +16,7 @@ const (
 	pageMaxAge     = 5 * time.Second // a page is read again after this time, even without an event
 	pageMaxTracked = 4096            // lists whose requests are counted: the ones requested last
 	pageOverhead   = 400             // about the bytes of a page beside its items and its cursor
-	pageItemBytes  = 32              // of one Edge
+	pageItemBytes  = 64              // of one Edge beside its id and its attributes
 )
 
 // The lists of a kind of edges whose first pages are kept.
@@ -34,14 +34,20 @@ type pageKey struct {
 	object event.ID
 }
 
-// Pages keeps the first pages of followers and following of accounts that are requested often. It
-// is a broker.Listener: an event that changes a page drops it.
+// Pages keeps the first pages of lists of edges that are requested often. It is a broker.Listener:
+// an event that changes a page drops it.
 //
 // Pages receives an event before the projection has applied it. A page that is read in between is
 // old, although it is read after the event. So each list has, by stream, the last event that may
 // have changed it. A page is kept only if the consumer's offsets, read in the page's transaction,
 // have reached all of these events. That is exact from a list's first request on. Any earlier event
-// may have changed the list, so it starts with the last event of each stream.
+// may have changed the list, so it starts with the last event of each stream, whatever its type.
+//
+// Pages learns the kinds of edges from the requests. An event of any other type, be it of children
+// or of a kind that this process does not know yet, changes no list that was requested. The names
+// in the payload are those of the kind's last request. A payload that does not have them is of
+// another version of the kind: like every event that cannot be decoded, it may have changed any
+// page.
 //
 // While Pages receives no events, it keeps nothing. Even so, plain NATS may lose events, and a
 // server that hangs is noticed late. A retried dead letter, a repair or a rebuilt projection
@@ -53,7 +59,8 @@ type Pages struct {
 
 	mu      sync.Mutex
 	hearing bool
-	heard   map[string]uint64 // the last event of each stream
+	heard   map[string]uint64          // the last event of each stream
+	kinds   map[string]event.EdgeNames // the kinds whose lists were requested
 	tracked map[pageKey]*linked.Element
 	recent  *linked.List // of *pageList, the one requested last in front
 	bytes   int64
@@ -79,9 +86,9 @@ func NewPages(cfg Config, reg prometheus.Registerer) *Pages {
 	p := &Pages{
 		maxBytes: cfg.PageCacheBytes,
 		hits: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_api_page_cache_hits_total",
-			Help: "First pages of followers and following answered from memory."}),
+			Help: "First pages of lists of edges answered from memory."}),
 		misses: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_api_page_cache_misses_total",
-			Help: "First pages of followers and following read from the database."}),
+			Help: "First pages of lists of edges read from the database."}),
 	}
 	reg.MustRegister(p.hits, p.misses)
 	p.clear()
@@ -90,6 +97,7 @@ func NewPages(cfg Config, reg prometheus.Registerer) *Pages {
 
 func (p *Pages) clear() {
 	p.tracked, p.recent, p.bytes = make(map[pageKey]*linked.Element), linked.New(), 0
+	p.kinds = make(map[string]event.EdgeNames)
 }
 
 // Begin implements broker.Listener.
@@ -108,26 +116,28 @@ func (p *Pages) End() {
 	p.hearing = false
 }
 
-// Hear implements broker.Listener. An event that cannot be decoded may have changed any page.
+// Hear implements broker.Listener. The payload is decoded under the lock, or a list could be
+// requested for the first time between the look at the kinds and the end of Hear.
 func (p *Pages) Hear(e *event.Event, err error) {
-	var f event.Follow
-	if err == nil {
-		err = e.DecodePayload(&f)
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if err != nil {
+	names, requested := p.kinds[e.AggregateType]
+	var edge event.Edge
+	if requested && err == nil {
+		edge, err = e.DecodeEdge(names)
+	}
+	if err != nil && (requested || e.AggregateType == "") {
 		p.clear()
 	}
 	if e.Stream == "" || !p.hearing {
 		return
 	}
 	p.heard[e.Stream] = e.Seq
-	if err != nil {
+	if !requested || err != nil {
 		return
 	}
-	for _, key := range []pageKey{{e.TenantID, e.AggregateType, listReverse, e.AggregateID},
-		{e.TenantID, e.AggregateType, listForward, f.FollowerID}} {
+	for _, key := range []pageKey{{e.TenantID, e.AggregateType, listReverse, edge.To},
+		{e.TenantID, e.AggregateType, listForward, edge.From}} {
 		if at, ok := p.tracked[key]; ok {
 			l := at.Value.(*pageList)
 			l.need[e.Stream] = e.Seq
@@ -136,13 +146,15 @@ func (p *Pages) Hear(e *event.Event, err error) {
 	}
 }
 
-// get returns the list's first page of limit items, if it is kept, and counts the request.
-func (p *Pages) get(key pageKey, limit int) (EdgeList, bool) {
+// get returns the list's first page of limit items, if it is kept, and counts the request. names
+// are those of the list's kind.
+func (p *Pages) get(key pageKey, names event.EdgeNames, limit int) (EdgeList, bool) {
 	if p == nil {
 		return EdgeList{}, false
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.kinds[key.kind] = names
 	if page, ok := p.ask(key).pages[limit]; ok && time.Since(page.readAt) < pageMaxAge {
 		p.hits.Inc()
 		return page.EdgeList, true
@@ -195,7 +207,11 @@ func (p *Pages) put(key pageKey, limit int, page EdgeList, offsets map[string]ui
 }
 
 func sizeOf(page EdgeList) int64 {
-	return int64(pageOverhead + len(page.Items)*pageItemBytes + len(page.Next))
+	bytes := pageOverhead + len(page.Items)*pageItemBytes + len(page.Next)
+	for _, item := range page.Items {
+		bytes += len(item.UserID) + len(item.attributes)
+	}
+	return int64(bytes)
 }
 
 func (p *Pages) count(l *pageList, bytes int64) {

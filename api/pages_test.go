@@ -3,6 +3,7 @@ package api_test
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -22,7 +23,9 @@ import (
 	"github.com/tidings/tidings/internal/tokens"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
+	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/projections/followercounts"
+	"github.com/tidings/tidings/projections/threadcache"
 	"github.com/tidings/tidings/store"
 )
 
@@ -32,11 +35,16 @@ type cached struct {
 	fixture
 	js  jetstream.JetStream
 	cfg broker.Config
+	set *kinds.Set // ownKinds
 }
 
 func openCached(t testing.TB, db *testkit.DB, b *testkit.Broker, bytes int64) cached {
 	t.Helper()
-	f := cached{fixture: fixture{system: db.Pool(t, postgres.RoleSystem), reg: prometheus.NewRegistry()}, cfg: b.Config()}
+	f := cached{fixture: fixture{system: db.Pool(t, postgres.RoleSystem), reg: prometheus.NewRegistry()}, cfg: b.Config(),
+		set: testkit.Kinds(t, ownKinds)}
+	a := new(applied)
+	a.now.Store(f.set)
+	own := []projections.Projection{followercounts.New(a.Now), threadcache.New(a.Now)}
 	pool, cfg := db.Pool(t, postgres.RoleAPI), config()
 	cfg.PageCacheBytes = bytes
 	nc := b.Connect(t)
@@ -49,14 +57,14 @@ func openCached(t testing.TB, db *testkit.DB, b *testkit.Broker, bytes int64) ca
 	}
 	pages := api.NewPages(cfg, f.reg)
 	f.Handler, err = api.New(cfg, api.Deps{Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool,
-		Fleet: fleet, Pages: pages, Log: testkit.Logger(t), Reg: f.reg})
+		Fleet: own, Kinds: a, Pages: pages, Log: testkit.Logger(t), Reg: f.reg})
 	if err != nil {
 		t.Fatal(err)
 	}
 	f.token = f.newToken(t, tenant, "tester", tokens.Roles()...)
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- broker.Listen(ctx, nc, f.cfg, event.AggregateFollow, pages, testkit.Logger(t)) }()
+	go func() { done <- broker.Listen(ctx, nc, f.cfg, pages, testkit.Logger(t)) }()
 	t.Cleanup(func() {
 		stop()
 		if err := <-done; err != nil {
@@ -72,15 +80,25 @@ func openCached(t testing.TB, db *testkit.DB, b *testkit.Broker, bytes int64) ca
 
 func (f cached) publish(t *testing.T, follower, followee event.ID) event.Event {
 	t.Helper()
+	return f.publishEdge(t, f.set.Edges["follow"], event.Created, event.Edge{From: follower, To: followee, Version: 1})
+}
+
+func (f cached) publishEdge(t *testing.T, k kinds.Edge, eventType string, edge event.Edge) event.Event {
+	t.Helper()
 	now := event.Time{Time: time.Now()}
-	payload, err := json.Marshal(event.Follow{FollowerID: follower, FolloweeID: followee, Status: event.StatusActive,
-		Version: 1, PositionedAt: now})
+	edge.Status, edge.PositionedAt = event.StatusActive, now
+	payload, err := edge.Encode(k.Names())
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := event.Event{ID: uuid.NewString(), TenantID: tenant, AggregateType: event.AggregateFollow, AggregateID: followee,
-		Type: event.Created, Version: 1, OccurredAt: now.Time, Payload: payload, OutboxID: 1}
-	ack, err := f.js.PublishMsg(t.Context(), &nats.Msg{Subject: e.Subject(f.cfg.Prefix, 0), Header: e.Headers(), Data: payload})
+	return f.publishEvent(t, event.Event{AggregateType: k.Name, AggregateID: edge.To, Type: eventType, OccurredAt: now.Time,
+		Payload: payload})
+}
+
+func (f cached) publishEvent(t *testing.T, e event.Event) event.Event {
+	t.Helper()
+	e.ID, e.TenantID, e.Version, e.OutboxID = uuid.NewString(), tenant, 1, 1
+	ack, err := f.js.PublishMsg(t.Context(), &nats.Msg{Subject: e.Subject(f.cfg.Prefix, 0), Header: e.Headers(), Data: e.Payload})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,15 +106,20 @@ func (f cached) publish(t *testing.T, follower, followee event.ID) event.Event {
 	return e
 }
 
+// reach moves the consumer's offset past an event that it does not want.
+func (f cached) reach(t *testing.T, e event.Event) { t.Helper(); f.consume(t, e, nil) }
+
 // apply does the consumer's work.
-func (f cached) apply(t *testing.T, e event.Event) {
+func (f cached) apply(t *testing.T, e event.Event) { t.Helper(); f.consume(t, e, []event.Event{e}) }
+
+func (f cached) consume(t *testing.T, e event.Event, wanted []event.Event) {
 	t.Helper()
 	if err := postgres.InTx(t.Context(), f.system, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(t.Context(), `UPDATE consumer_offsets SET last_processed_id = $1, as_of = now() WHERE partition_key = $2`,
 			e.Seq, f.cfg.StreamName(0)); err != nil {
 			return err
 		}
-		return followercounts.New(kinds.Builtin).Apply(t.Context(), tx, []event.Event{e})
+		return followercounts.New(func() *kinds.Set { return f.set }).Apply(t.Context(), tx, wanted)
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -161,6 +184,84 @@ func TestAPageIsNotKeptBetweenItsEventAndItsProjection(t *testing.T) {
 	for range 5 {
 		if body, _ := foreign.ask(t, followers); !strings.Contains(body, `"items":[]`) {
 			t.Fatalf("another tenant is shown %s", body)
+		}
+	}
+}
+
+// TestPagesOfEveryKindAreKeptUntilTheirEvents is about both lists of each kind of edges. One kind
+// has other names and comes from a file.
+func TestPagesOfEveryKindAreKeptUntilTheirEvents(t *testing.T) {
+	f := openCached(t, testkit.Postgres(t), testkit.NATS(t), 1<<20)
+	foreign := f
+	foreign.token = f.newToken(t, 2, "foreigner", tokens.RoleRead)
+	kept := func(path string) {
+		t.Helper()
+		testkit.Eventually(t, path+" is kept", func() (bool, error) {
+			_, hit := f.ask(t, path)
+			return hit, nil
+		})
+	}
+	for _, k := range f.set.AllEdges() {
+		attributes := func(role string) json.RawMessage {
+			if len(k.Attributes) == 0 {
+				return nil
+			}
+			return json.RawMessage(`{"role":"` + role + `"}`)
+		}
+		from, to := event.ID("7-"+k.Name), event.ID("42-"+k.Name)
+		paths := []string{fmt.Sprintf("/v1/%s/%s/%s", f.set.Objects[k.To], to, k.Reverse),
+			fmt.Sprintf("/v1/%s/%s/%s", f.set.Objects[k.From], from, k.Forward)}
+		f.apply(t, f.publishEdge(t, k, event.Created, event.Edge{From: from, To: to, Version: 1, Attributes: attributes("first")}))
+		for _, path := range paths {
+			kept(path)
+		}
+		comment := f.publishEvent(t, event.Event{AggregateType: event.AggregateComment, AggregateID: to, Type: event.Created,
+			OccurredAt: time.Now(), Payload: []byte("{}")})
+		f.reach(t, comment)
+		later := f.publishEdge(t, k, event.Created, event.Edge{From: from + "0", To: to + "0", Version: 1}) // of other lists
+		f.apply(t, later)
+		late := fmt.Sprintf("/v1/%s/%s/%s", f.set.Objects[k.To], later.AggregateID, k.Reverse)
+		kept(late) // so both events were heard
+		for _, path := range paths {
+			if body, hit := f.ask(t, path); !hit {
+				t.Errorf("%s is not from memory after events of others: %s", path, body)
+			}
+		}
+		for range 5 {
+			if body, hit := foreign.ask(t, paths[0]); strings.Contains(body, k.Name) || hit && !strings.Contains(body, `"items":[]`) {
+				t.Errorf("another tenant is shown %s", body)
+			}
+		}
+		if name, ok := k.Filter(); ok {
+			value := k.Attributes[name].Enum[0]
+			for range 5 {
+				if body, hit := f.ask(t, paths[0]+"?"+name+"="+value); hit || !strings.Contains(body, `"items":[]`) {
+					t.Errorf("with a filter: from memory is %t, %s", hit, body)
+				}
+			}
+		}
+		eventType, edge := event.Updated, event.Edge{From: from, To: to, Version: 2, Attributes: attributes("second")}
+		if len(k.Attributes) == 0 {
+			eventType, edge = event.Created, event.Edge{From: from, To: to + "1", Version: 1}
+			paths = paths[1:]
+		}
+		e := f.publishEdge(t, k, eventType, edge)
+		for _, path := range paths {
+			testkit.Eventually(t, path+" is dropped", func() (bool, error) {
+				_, hit := f.ask(t, path)
+				return !hit, nil
+			})
+		}
+		f.apply(t, e)
+		for _, path := range paths {
+			want := string(edge.To)
+			if len(k.Attributes) > 0 {
+				want = `"role":"second"`
+			}
+			kept(path)
+			if body, hit := f.ask(t, path); !hit || !strings.Contains(body, want) {
+				t.Errorf("%s: from memory is %t, %s, want %s", path, hit, body, want)
+			}
 		}
 	}
 }

@@ -12,27 +12,6 @@ import (
 	"github.com/tidings/tidings/projections/followercounts"
 )
 
-type manyCountsInput struct {
-	Body struct {
-		UserIDs []userID `json:"user_ids" minItems:"1" maxItems:"500" nullable:"false" doc:"1 to 500 users. A repeated user gets a repeated answer." example:"[\"7\",\"42\"]"`
-	}
-}
-
-// UserCounts are the counts of one user among many.
-type UserCounts struct {
-	UserID    event.ID `json:"user_id" example:"42"`
-	Followers int64    `json:"followers" example:"1200"`
-	Following int64    `json:"following" example:"80"`
-}
-
-// UserCountsList are the counts of many users.
-type UserCountsList struct {
-	Items []UserCounts `json:"items" nullable:"false" doc:"One per user, in the order of the request."`
-	AsOf  event.Time   `json:"as_of" format:"date-time" doc:"The counts include every write that had committed by this time, except parked and scheduled events."`
-}
-
-type manyCountsOutput struct{ Body UserCountsList }
-
 type mutualsInput struct {
 	UserPath
 	Other id  `path:"other_id" doc:"Another user. With the same user, the list has those who follow back."`
@@ -50,12 +29,6 @@ type mutualsOutput struct{ Body MutualList }
 
 func (s *server) relationRoutes() {
 	register(s, route{
-		method: http.MethodPost, path: "/v1/users:count", id: "count-users", tag: "Users", role: tokens.RoleRead,
-		status: http.StatusOK, projected: true,
-		summary: "Count the followers and followings of up to 500 users", description: "Reads a projection. An unknown user counts 0.",
-		codes: writing(),
-	}, s.manyCounts)
-	register(s, route{
 		method: http.MethodGet, path: "/v1/users/{user_id}/mutuals/{other_id}", id: "list-user-mutuals", tag: "Users",
 		role: tokens.RoleRead, status: http.StatusOK, projected: true,
 		summary: "List the users whom one user follows and who follow another",
@@ -64,28 +37,6 @@ func (s *server) relationRoutes() {
 			"then the beginning of the list, and `truncated` is true. It is also true if more than `limit` users match. The list "+
 			"has no further page.", followercounts.MutualsCap),
 	}, s.mutuals)
-}
-
-func (s *server) manyCounts(ctx context.Context, in *manyCountsInput) (*manyCountsOutput, error) {
-	users, items := make([]event.ID, len(in.Body.UserIDs)), make([]UserCounts, len(in.Body.UserIDs))
-	for i, u := range in.Body.UserIDs {
-		var err error
-		if users[i], err = s.parseID(fmt.Sprintf("#/user_ids/%d", i), string(u)); err != nil {
-			return nil, err
-		}
-	}
-	asOf, err := s.project(ctx, callerOf(ctx).TenantID, followercounts.Name, func(tx pgx.Tx) error {
-		all, err := followercounts.ReadCounts(ctx, tx, []string{event.AggregateFollow}, users)
-		for i, u := range users {
-			c := all[followercounts.Object{Kind: event.AggregateFollow, ID: u}]
-			items[i] = UserCounts{UserID: u, Followers: c.Incoming, Following: c.Outgoing}
-		}
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	return &manyCountsOutput{Body: UserCountsList{Items: items, AsOf: asOf}}, nil
 }
 
 func (s *server) mutuals(ctx context.Context, in *mutualsInput) (*mutualsOutput, error) {

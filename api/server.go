@@ -161,7 +161,7 @@ func (s *server) routes() error {
 	for _, k := range s.kinds.AllEdges() {
 		s.addEdgeRoutes(k)
 	}
-	s.countRoutes()
+	s.objectRoutes()
 	s.removalRoutes()
 	s.exportRoutes()
 	s.kindRoutes()

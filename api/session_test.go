@@ -54,7 +54,7 @@ func TestATokensFollowIsSeenByEveryRead(t *testing.T) {
 	if !strings.Contains(check.body, `"follower_id":"9"`) || strings.Count(check.body, "true") != 1 {
 		t.Errorf("check: %s", check.body)
 	}
-	many := f.want(t, 200, "POST", "/v1/users:count", `{"user_ids":["42"]}`, last)
+	many := f.want(t, 200, "POST", "/v1/users:counts", `{"ids":["42"]}`, last)
 	if !strings.Contains(many.body, `"followers":1`) {
 		t.Errorf("many counts: %s", many.body)
 	}

@@ -1,24 +1,17 @@
 package api
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
-	"maps"
-	"net/http"
-	"slices"
 	"time"
 
-	"github.com/danielgtaylor/huma/v2"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/event"
-	"github.com/tidings/tidings/internal/tokens"
-	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections/followercounts"
 )
 
-// Edge is one line of a followers or following list.
+// Edge is one line of a list of edges.
 type Edge struct {
 	UserID       event.ID   `json:"user_id"`
 	PositionedAt event.Time `json:"positioned_at" format:"date-time" doc:"When the edge last became active; the list is ordered by it, newest first."`
@@ -68,9 +61,9 @@ func (e *edgeRoutes) readList(ctx context.Context, d direction, of event.ID, in 
 		after = &followercounts.EdgeCursor{PositionedAt: c.At.Time, ID: c.User}
 	}
 	key := pageKey{tenant, e.k.Name, d.name, of}
-	keep := after == nil && e.k.Name == event.AggregateFollow && len(e.mustSee(ctx, followercounts.Name)) == 0
+	keep := after == nil && filter == "" && len(e.mustSee(ctx, followercounts.Name)) == 0
 	if keep {
-		if page, ok := e.pages.get(key, in.Limit); ok {
+		if page, ok := e.pages.get(key, e.k.Names(), in.Limit); ok {
 			return page, nil
 		}
 	}
@@ -106,89 +99,4 @@ func edgesOf(rows []followercounts.Edge) []Edge {
 		items[i] = Edge{UserID: e.ID, PositionedAt: event.Time{Time: e.PositionedAt}, attributes: e.Attributes}
 	}
 	return items
-}
-
-// countRoutes registers the counts of each object: its edges of all kinds, by end, and its children
-// of all kinds.
-func (s *server) countRoutes() {
-	for _, object := range slices.Sorted(maps.Keys(s.kinds.Objects)) {
-		var ends []counted
-		summary := "Count the edges of " + a(object)
-		schema := camel(object) + "Counts"
-		for _, k := range s.kinds.AllEdges() {
-			if k.To == object {
-				ends = append(ends, counted{k, k.Reverse, func(c followercounts.Counts) int64 { return c.Incoming }})
-			}
-			if k.From == object {
-				ends = append(ends, counted{k, k.Forward, func(c followercounts.Counts) int64 { return c.Outgoing }})
-			}
-			if k.To == object || k.From == object {
-				schema = cmp.Or(wordsOf(k.Name).schemas["Counts"], schema)
-			}
-		}
-		under := slices.DeleteFunc(s.kinds.AllChildren(), func(k kinds.Child) bool { return k.Parent != object })
-		if len(under) > 0 {
-			summary = "Count the edges and children of " + a(object)
-		}
-		if len(ends)+len(under) == 0 {
-			continue
-		}
-		plural := s.kinds.Objects[object]
-		answer := s.schema(schema, nil, countsBody{}, func(sc *huma.Schema) {
-			for _, c := range ends {
-				property(c.list, &huma.Schema{Type: huma.TypeInteger, Format: "int64"}, true)(sc)
-			}
-			for _, k := range under {
-				property(k.Plural, s.childCountSchema(k), true)(sc)
-			}
-		})
-		register(s, route{
-			method: http.MethodGet, path: "/v1/" + plural + "/{owner_id}/counts", id: "get-" + dashed(object) + "-counts",
-			tag: capital(plural), role: tokens.RoleRead, status: http.StatusOK,
-			summary: summary, description: fromAProjection + " An unknown " + object + " counts 0.", projected: true, answer: answer,
-			naming: ownerNaming(object),
-		}, func(ctx context.Context, in *ObjectPath) (*anyOutput, error) {
-			return s.counts(ctx, ends, under, in.ID.ID)
-		})
-	}
-}
-
-// counted is one count of an object: the edges of a kind at one end.
-type counted struct {
-	k    kinds.Edge
-	list string
-	of   func(followercounts.Counts) int64
-}
-
-type countsBody struct {
-	AsOf event.Time `json:"as_of" format:"date-time" doc:"The counts include every write that had committed by this time, except parked and scheduled events."`
-}
-
-func (s *server) counts(ctx context.Context, ends []counted, under []kinds.Child, object event.ID) (*anyOutput, error) {
-	counts := make(map[string]any)
-	names := make([]string, len(ends))
-	for i, c := range ends {
-		names[i] = c.k.Name
-	}
-	asOf, err := s.project(ctx, callerOf(ctx).TenantID, followercounts.Name, func(tx pgx.Tx) error {
-		all, err := followercounts.ReadCounts(ctx, tx, names, []event.ID{object})
-		for _, c := range ends {
-			counts[c.list] = c.of(all[followercounts.Object{Kind: c.k.Name, ID: object}])
-		}
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	if len(under) > 0 {
-		children, err := s.childCounts(ctx, under, object, counts)
-		if err != nil {
-			return nil, err
-		}
-		if len(ends) == 0 || children.Before(asOf.Time) {
-			asOf = children
-		}
-	}
-	counts["as_of"] = asOf
-	return &anyOutput{Body: counts}, nil
 }

@@ -18,10 +18,10 @@ type BuiltinKinds struct {
 	Messages    Messages
 	Reviews     Reviews
 
-	Conversations Objects[ConversationCounts]
-	Groups        EdgeObjects[GroupCounts]
-	Posts         EdgeObjects[PostCounts]
-	Products      Objects[ProductCounts]
+	Conversations Objects[ConversationCounts, ConversationNumbers]
+	Groups        Groups
+	Posts         Posts
+	Products      Objects[ProductCounts, ProductNumbers]
 	Users         Users
 }
 
@@ -34,11 +34,11 @@ func builtinKinds(c *core) BuiltinKinds {
 	k.Comments.Children = children[Comment, NewComment, CommentEdit, CommentVersion](c, commentKind)
 	k.Messages.Children = children[Message, NewMessage, MessageEdit, MessageVersion](c, messageKind)
 	k.Reviews.Children = children[Review, NewReview, ReviewEdit, ReviewVersion](c, reviewKind)
-	k.Conversations = objects[ConversationCounts](c, "conversations")
-	k.Groups.Objects = objects[GroupCounts](c, "groups")
-	k.Posts.Objects = objects[PostCounts](c, "posts")
-	k.Products = objects[ProductCounts](c, "products")
-	k.Users.Objects = objects[UserCounts](c, "users")
+	k.Conversations = objects[ConversationCounts, ConversationNumbers](c, "conversations")
+	k.Groups.Objects = objects[GroupCounts, GroupNumbers](c, "groups")
+	k.Posts.Objects = objects[PostCounts, PostNumbers](c, "posts")
+	k.Products = objects[ProductCounts, ProductNumbers](c, "products")
+	k.Users.Objects = objects[UserCounts, UserNumbers](c, "users")
 	return k
 }
 
@@ -174,6 +174,12 @@ type GroupEntry struct {
 	GroupID      ID                   `json:"group_id"`
 	PositionedAt time.Time            `json:"positioned_at"` // the list's order, newest first
 	Attributes   MembershipAttributes `json:"attributes"`
+}
+
+// MembershipLink says whether a membership exists.
+type MembershipLink struct {
+	Link
+	Attributes MembershipAttributes `json:"attributes,omitzero"` // only if Active
 }
 
 // Memberships has the operations on memberships.
@@ -422,48 +428,126 @@ func (c Reviews) Summary(ctx context.Context, product ID, opts ...Option) (Revie
 	})
 }
 
+// ConversationNumbers are the counts of a conversation among many.
+type ConversationNumbers struct {
+	Messages ChildCounts `json:"messages"`
+}
+
 // ConversationCounts are the counts of a conversation.
 type ConversationCounts struct {
-	Messages ChildCounts `json:"messages"`
-	AsOf     time.Time   `json:"as_of"`
+	ConversationNumbers
+	AsOf time.Time `json:"as_of"`
 }
 
 func (c *ConversationCounts) asOf() time.Time { return c.AsOf }
 
+// GroupNumbers are the counts of a group among many.
+type GroupNumbers struct {
+	Members int64 `json:"members"`
+}
+
 // GroupCounts are the counts of a group.
 type GroupCounts struct {
-	Members int64     `json:"members"`
-	AsOf    time.Time `json:"as_of"`
+	GroupNumbers
+	AsOf time.Time `json:"as_of"`
 }
 
 func (c *GroupCounts) asOf() time.Time { return c.AsOf }
 
-// PostCounts are the counts of a post.
-type PostCounts struct {
+// Groups has the operations on groups.
+type Groups struct {
+	EdgeObjects[GroupCounts, GroupNumbers]
+}
+
+// GroupCheck says which edges lead to a group. The kinds that were not checked are zero.
+type GroupCheck struct {
+	ID    ID `json:"id"`
+	Edges struct {
+		Membership MembershipLink `json:"membership,omitzero"`
+	} `json:"edges"`
+}
+
+// Check checks which edges lead from a user to each of up to 200 groups, in the order of ids. edges
+// has the kinds to check; empty: all.
+func (o Groups) Check(ctx context.Context, user ID, ids []ID, edges []string, opts ...Option) ([]GroupCheck, error) {
+	return check[GroupCheck](ctx, o.Objects, "user", user, ids, edges, opts)
+}
+
+// PostNumbers are the counts of a post among many.
+type PostNumbers struct {
 	Likers   int64       `json:"likers"`
 	Sharers  int64       `json:"sharers"`
 	Comments ChildCounts `json:"comments"`
-	AsOf     time.Time   `json:"as_of"`
+}
+
+// PostCounts are the counts of a post.
+type PostCounts struct {
+	PostNumbers
+	AsOf time.Time `json:"as_of"`
 }
 
 func (c *PostCounts) asOf() time.Time { return c.AsOf }
 
+// Posts has the operations on posts.
+type Posts struct {
+	EdgeObjects[PostCounts, PostNumbers]
+}
+
+// PostCheck says which edges lead to a post. The kinds that were not checked are zero.
+type PostCheck struct {
+	ID    ID `json:"id"`
+	Edges struct {
+		Like  Link `json:"like,omitzero"`
+		Share Link `json:"share,omitzero"`
+	} `json:"edges"`
+}
+
+// Check checks which edges lead from a user to each of up to 200 posts, in the order of ids. edges
+// has the kinds to check; empty: all.
+func (o Posts) Check(ctx context.Context, user ID, ids []ID, edges []string, opts ...Option) ([]PostCheck, error) {
+	return check[PostCheck](ctx, o.Objects, "user", user, ids, edges, opts)
+}
+
+// ProductNumbers are the counts of a product among many.
+type ProductNumbers struct {
+	Reviews ReviewCounts `json:"reviews"`
+}
+
 // ProductCounts are the counts of a product.
 type ProductCounts struct {
-	Reviews ReviewCounts `json:"reviews"`
-	AsOf    time.Time    `json:"as_of"`
+	ProductNumbers
+	AsOf time.Time `json:"as_of"`
 }
 
 func (c *ProductCounts) asOf() time.Time { return c.AsOf }
 
+// UserNumbers are the counts of a user among many.
+type UserNumbers struct {
+	Followers int64 `json:"followers"`
+	Following int64 `json:"following"`
+	Groups    int64 `json:"groups"`
+	Likes     int64 `json:"likes"`
+	Shares    int64 `json:"shares"`
+}
+
 // UserCounts are the counts of a user.
 type UserCounts struct {
-	Followers int64     `json:"followers"`
-	Following int64     `json:"following"`
-	Groups    int64     `json:"groups"`
-	Likes     int64     `json:"likes"`
-	Shares    int64     `json:"shares"`
-	AsOf      time.Time `json:"as_of"`
+	UserNumbers
+	AsOf time.Time `json:"as_of"`
 }
 
 func (c *UserCounts) asOf() time.Time { return c.AsOf }
+
+// UserCheck says which edges lead to a user. The kinds that were not checked are zero.
+type UserCheck struct {
+	ID    ID `json:"id"`
+	Edges struct {
+		Follow MutualLink `json:"follow,omitzero"`
+	} `json:"edges"`
+}
+
+// Check checks which edges lead from a user to each of up to 200 users, in the order of ids. edges
+// has the kinds to check; empty: all.
+func (o Users) Check(ctx context.Context, user ID, ids []ID, edges []string, opts ...Option) ([]UserCheck, error) {
+	return check[UserCheck](ctx, o.Objects, "user", user, ids, edges, opts)
+}

@@ -100,6 +100,13 @@ func batched[T any](f func(context.Context, *client.Client, []client.Option) fun
 	}
 }
 
+// objectMethods returns the methods about many objects.
+func objectMethods[T, N any](all map[string]method, plural string, of func(*client.Client) client.Objects[T, N]) {
+	all["count-"+plural] = typed(func(ctx context.Context, c *client.Client, o []client.Option) ([]client.Counted[N], error) {
+		return of(c).CountsOf(ctx, []client.ID{"7"}, o...)
+	})
+}
+
 // edgeMethods returns the methods of every kind of edges.
 func edgeMethods[E, R, V any](all map[string]method, put, get, remove, versions, plural string,
 	of func(*client.Client) client.Edges[E, R, V]) {
@@ -279,8 +286,24 @@ func methods() map[string]method {
 		o []client.Option) (client.ConversationCounts, error) {
 		return c.Conversations.Counts(ctx, "7", o...)
 	})
-	all["count-users"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) ([]client.FollowCounts, error) {
-		return c.Users.FollowCounts(ctx, []client.ID{"7"}, o...)
+	objectMethods(all, "users", func(c *client.Client) client.Objects[client.UserCounts, client.UserNumbers] { return c.Users.Objects })
+	objectMethods(all, "posts", func(c *client.Client) client.Objects[client.PostCounts, client.PostNumbers] { return c.Posts.Objects })
+	objectMethods(all, "groups", func(c *client.Client) client.Objects[client.GroupCounts, client.GroupNumbers] {
+		return c.Groups.Objects
+	})
+	objectMethods(all, "products", func(c *client.Client) client.Objects[client.ProductCounts, client.ProductNumbers] { return c.Products })
+	objectMethods(all, "conversations",
+		func(c *client.Client) client.Objects[client.ConversationCounts, client.ConversationNumbers] {
+			return c.Conversations
+		})
+	all["check-users"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) ([]client.UserCheck, error) {
+		return c.Users.Check(ctx, "7", []client.ID{"42"}, []string{"follow"}, o...)
+	})
+	all["check-posts"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) ([]client.PostCheck, error) {
+		return c.Posts.Check(ctx, "7", []client.ID{"42"}, []string{"like"}, o...)
+	})
+	all["check-groups"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) ([]client.GroupCheck, error) {
+		return c.Groups.Check(ctx, "7", []client.ID{"42"}, []string{"membership"}, o...)
 	})
 	all["list-user-mutuals"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.Mutuals, error) {
 		return c.Users.Mutuals(ctx, "7", "8", o...)
@@ -866,7 +889,7 @@ func TestDifferencesAreFound(t *testing.T) {
 		"a member less":                func(d object) { delete(properties(d, "Review"), "body") },
 		"a member of a list's item":    func(d object) { properties(d, "MembershipOrigin")["since"] = object{"type": "string"} },
 		"a member of a page":           func(d object) { properties(d, "LikeOrigins")["total"] = object{"type": "integer"} },
-		"another type":                 func(d object) { properties(d, "UserCounts")["followers"] = object{"type": "string"} },
+		"another type":                 func(d object) { properties(d, "Counts")["followers"] = object{"type": "string"} },
 		"a number that becomes an id":  func(d object) { properties(d, "DeadMessage")["attempts"] = properties(d, "DeadMessage")["id"] },
 		"a member that may be missing": func(d object) { schema(d, "Follow")["required"] = []any{"follower_id"} },
 		"a member that is never missing": func(d object) {

@@ -95,6 +95,29 @@ func ExampleList_Cursor() {
 	// 1
 }
 
+// A feed shows the counts of its posts, and which of them its viewer likes.
+func ExamplePosts_Check() {
+	url, token := newTenant()
+	ctx := context.Background()
+	c, err := client.New(url, client.WithToken(token))
+	must(err)
+	defer c.Close()
+	s := c.Session()
+	_, err = s.Likes.Put(ctx, "7", "100")
+	must(err)
+	feed := []client.ID{"100", "101"}
+	counts, err := s.Posts.CountsOf(ctx, feed)
+	must(err)
+	checks, err := s.Posts.Check(ctx, "7", feed, nil)
+	must(err)
+	for i, post := range feed {
+		fmt.Println(post, counts[i].Counts.Likers, checks[i].Edges.Like.Active, checks[i].Edges.Share.Active)
+	}
+	// Output:
+	// 100 1 true false
+	// 101 0 false false
+}
+
 func ExampleEdges_Batch() {
 	url, token := newTenant()
 	c, err := client.New(url, client.WithToken(token))

@@ -10,18 +10,19 @@ import (
 	"time"
 )
 
-// Objects has the operations on objects of one type. T is their counts.
-type Objects[T any] struct {
+// Objects has the operations on objects of one type. T is their counts, and N the same without the
+// time.
+type Objects[T, N any] struct {
 	core   *core
 	plural func(context.Context) (string, error)
 }
 
-func objects[T any](c *core, plural string) Objects[T] {
-	return Objects[T]{c, func(context.Context) (string, error) { return plural, nil }}
+func objects[T, N any](c *core, plural string) Objects[T, N] {
+	return Objects[T, N]{c, func(context.Context) (string, error) { return plural, nil }}
 }
 
 // Counts counts the edges and the children of an object. An unknown object counts 0.
-func (o Objects[T]) Counts(ctx context.Context, id ID, opts ...Option) (T, error) {
+func (o Objects[T, N]) Counts(ctx context.Context, id ID, opts ...Option) (T, error) {
 	plural, err := o.plural(ctx)
 	if err != nil {
 		var none T
@@ -30,8 +31,29 @@ func (o Objects[T]) Counts(ctx context.Context, id ID, opts ...Option) (T, error
 	return fetch[T](ctx, o.core, newCall(http.MethodGet, "/v1/"+plural+"/"+segment(id)+"/counts", opts).projected())
 }
 
+// Counted are the counts of one object among many.
+type Counted[N any] struct {
+	ID     ID `json:"id"`
+	Counts N  `json:"counts"`
+}
+
+// CountsOf counts the edges and the children of up to 200 objects, in the order of ids. An unknown
+// object counts 0.
+func (o Objects[T, N]) CountsOf(ctx context.Context, ids []ID, opts ...Option) ([]Counted[N], error) {
+	plural, err := o.plural(ctx)
+	if err != nil {
+		return nil, err
+	}
+	body := struct {
+		IDs []ID `json:"ids"`
+	}{ids}
+	all, err := fetch[several[Counted[N]]](ctx, o.core,
+		newCall(http.MethodPost, "/v1/"+plural+":counts", opts).json(body).projected().repeatable())
+	return all.Items, err
+}
+
 // EdgeObjects has the operations on objects that edges lead from or to.
-type EdgeObjects[T any] struct{ Objects[T] }
+type EdgeObjects[T, N any] struct{ Objects[T, N] }
 
 // EdgesToRemove says which edges of an object to remove. The zero value removes all.
 type EdgesToRemove struct {
@@ -56,13 +78,64 @@ type EdgeRemoval struct {
 
 // RemoveEdges requests the removal of an object's edges. The removal runs in the background:
 // Client.EdgeRemoval reads its progress. A repeated request is safe.
-func (o EdgeObjects[T]) RemoveEdges(ctx context.Context, id ID, which EdgesToRemove, opts ...Option) (EdgeRemoval, error) {
+func (o EdgeObjects[T, N]) RemoveEdges(ctx context.Context, id ID, which EdgesToRemove, opts ...Option) (EdgeRemoval, error) {
 	plural, err := o.plural(ctx)
 	if err != nil {
 		return EdgeRemoval{}, err
 	}
 	k := newCall(http.MethodPost, "/v1/"+plural+"/"+segment(id)+":remove-edges", opts).json(which).repeatable()
 	return fetch[EdgeRemoval](ctx, o.core, k)
+}
+
+// Link says whether an edge exists.
+type Link struct {
+	Active       bool      `json:"active"`
+	PositionedAt time.Time `json:"positioned_at,omitzero"` // when Active last became true
+}
+
+// MutualLink is the Link of a kind whose ends are the same object.
+type MutualLink struct {
+	Link
+	Reversed bool `json:"reversed"` // the edge in the other direction exists
+}
+
+// AnyLink is the link of an edge of any kind.
+type AnyLink struct {
+	Active       bool           `json:"active"`
+	Reversed     bool           `json:"reversed,omitempty"` // the edge in the other direction exists; only if both ends are the same object
+	PositionedAt time.Time      `json:"positioned_at,omitzero"`
+	Attributes   map[string]any `json:"attributes,omitempty"`
+}
+
+// ObjectCheck says which edges lead to an object of any type.
+type ObjectCheck struct {
+	ID    ID                 `json:"id"`
+	Edges map[string]AnyLink `json:"edges"` // by kind
+}
+
+// AnyObjects has the operations on objects by the name of their type.
+type AnyObjects struct {
+	EdgeObjects[ObjectCounts, ObjectNumbers]
+}
+
+// Check checks which edges lead from the object of, whose type is origin, to each of up to 200
+// objects, in the order of ids. edges has the kinds to check; empty: all that lead from origin.
+func (o AnyObjects) Check(ctx context.Context, origin string, of ID, ids []ID, edges []string, opts ...Option) ([]ObjectCheck, error) {
+	return check[ObjectCheck](ctx, o.Objects, origin, of, ids, edges, opts)
+}
+
+func check[R, T, N any](ctx context.Context, o Objects[T, N], origin string, of ID, ids []ID, edges []string,
+	opts []Option) ([]R, error) {
+	plural, err := o.plural(ctx)
+	if err != nil {
+		return nil, err
+	}
+	body := map[string]any{origin + "_id": of, "ids": ids}
+	if len(edges) > 0 {
+		body["edges"] = edges
+	}
+	all, err := fetch[several[R]](ctx, o.core, newCall(http.MethodPost, "/v1/"+plural+":check", opts).json(body).projected().repeatable())
+	return all.Items, err
 }
 
 // EdgeRemoval reads the progress of a removal.
@@ -92,12 +165,17 @@ func (a Aggregate) Average() float64 {
 
 func (c *ObjectCounts) asOf() time.Time { return c.AsOf }
 
-// ObjectCounts are the counts of an object of any type, by the name of the list or the plural of
-// the kind.
-type ObjectCounts struct {
+// ObjectNumbers are the counts of an object of any type among many, by the name of the list or the
+// plural of the kind.
+type ObjectNumbers struct {
 	Edges    map[string]int64
 	Children map[string]KindCounts
-	AsOf     time.Time
+}
+
+// ObjectCounts are the counts of an object of any type.
+type ObjectCounts struct {
+	ObjectNumbers
+	AsOf time.Time
 }
 
 // KindCounts count the children of an object of any kind.
@@ -106,18 +184,29 @@ type KindCounts struct {
 	Aggregates map[string]Aggregate `json:"aggregates,omitempty"`
 }
 
-// UnmarshalJSON separates counts of edges, which are numbers, from counts of children.
+// UnmarshalJSON separates the counts from their time.
 func (c *ObjectCounts) UnmarshalJSON(b []byte) error {
+	var at struct {
+		AsOf time.Time `json:"as_of"`
+	}
+	if err := json.Unmarshal(b, &at); err != nil {
+		return err
+	}
+	c.AsOf = at.AsOf
+	return c.ObjectNumbers.UnmarshalJSON(b)
+}
+
+// UnmarshalJSON separates counts of edges, which are numbers, from counts of children.
+func (c *ObjectNumbers) UnmarshalJSON(b []byte) error {
 	var all map[string]json.RawMessage
 	if err := json.Unmarshal(b, &all); err != nil {
 		return err
 	}
-	*c = ObjectCounts{Edges: make(map[string]int64), Children: make(map[string]KindCounts)}
+	*c = ObjectNumbers{Edges: make(map[string]int64), Children: make(map[string]KindCounts)}
 	for name, v := range all {
 		var err error
 		switch {
-		case name == "as_of":
-			err = json.Unmarshal(v, &c.AsOf)
+		case name == "as_of": // of ObjectCounts
 		case v[0] == '{':
 			var k KindCounts
 			err = json.Unmarshal(v, &k)
@@ -136,32 +225,17 @@ func (c *ObjectCounts) UnmarshalJSON(b []byte) error {
 
 // Objects returns the operations on the objects of this name, for example user. It sends nothing.
 // The first operation reads the object's name in paths from the API.
-func (c *Client) Objects(object string) EdgeObjects[ObjectCounts] {
-	return EdgeObjects[ObjectCounts]{Objects[ObjectCounts]{c.core, func(ctx context.Context) (string, error) {
+func (c *Client) Objects(object string) AnyObjects {
+	all := Objects[ObjectCounts, ObjectNumbers]{c.core, func(ctx context.Context) (string, error) {
 		_, o, err := kindNamed(ctx, c.core, object, func(l *KindList) []ObjectKind { return l.Objects })
 		return o.Plural, err
-	}}}
+	}}
+	return AnyObjects{EdgeObjects[ObjectCounts, ObjectNumbers]{all}}
 }
 
 // Users has the operations on users.
-type Users struct{ EdgeObjects[UserCounts] }
-
-// FollowCounts are the counts of a user's followers and followings.
-type FollowCounts struct {
-	UserID    ID    `json:"user_id"`
-	Followers int64 `json:"followers"`
-	Following int64 `json:"following"`
-}
-
-// FollowCounts counts the followers and followings of up to 500 users. The results are in the order
-// of users.
-func (u Users) FollowCounts(ctx context.Context, users []ID, opts ...Option) ([]FollowCounts, error) {
-	body := struct {
-		Users []ID `json:"user_ids"`
-	}{users}
-	all, err := fetch[several[FollowCounts]](ctx, u.core,
-		newCall(http.MethodPost, "/v1/users:count", opts).json(body).projected().repeatable())
-	return all.Items, err
+type Users struct {
+	EdgeObjects[UserCounts, UserNumbers]
 }
 
 // Mutuals are the users whom one user follows and who follow another.

@@ -302,7 +302,7 @@ var mustNotPublish = map[string][]string{
 
 var mustNotSubscribe = map[string][]string{
 	"relay":     {"_INBOX_api.>", "live.>", "events.>", ">"},
-	"api":       {"_INBOX_relay.>", "live.*.comment.*", "events.>", ">", "tidings.wake"},
+	"api":       {"_INBOX_relay.>", "live.>", "events.>", ">", "tidings.wake"},
 	"consumer":  {"_INBOX_relay.>", "live.>", "events.>", "tidings.wake"},
 	"operator":  {"_INBOX_consumer.>", "events.>", ">"},
 	"t7_plain":  {"live.t8.>", "live.>", "live.*.follow.created", "events.>", "_INBOX.>", "_INBOX_api.>"},

@@ -263,6 +263,21 @@ func TestAnyKindIsCalledByItsName(t *testing.T) {
 	if err != nil || counts.Edges["visitors"] != 1 || counts.Children["tips"].Total != 2 || counts.AsOf.IsZero() {
 		t.Errorf("%+v, %v", counts, err)
 	}
+	var at client.Response
+	places, err := c.Objects("place").CountsOf(ctx, []client.ID{"5", "none", "5"}, client.WithResponse(&at))
+	if err != nil || len(places) != 3 || places[0].ID != "5" || places[0].Counts.Edges["visitors"] != 1 ||
+		places[2].Counts.Children["tips"].Total != 2 || places[1].Counts.Edges["visitors"] != 0 || at.AsOf.IsZero() {
+		t.Errorf("%+v, %v at %s", places, err, at.AsOf)
+	}
+	checked, err := c.Objects("place").Check(ctx, "user", "7", []client.ID{"none", "5"}, nil)
+	if err != nil || len(checked) != 2 || checked[0].Edges["visit"].Active || !checked[1].Edges["visit"].Active ||
+		checked[1].Edges["visit"].Attributes["how"] != "car" || checked[1].Edges["visit"].PositionedAt.IsZero() {
+		t.Errorf("%+v, %v", checked, err)
+	}
+	if checked, err = c.Objects("user").Check(ctx, "user", "8", []client.ID{"7"}, []string{"block"}); err != nil ||
+		len(checked) != 1 || len(checked[0].Edges) != 1 || checked[0].Edges["block"].Active || !checked[0].Edges["block"].Reversed {
+		t.Errorf("%+v, %v", checked, err)
+	}
 	var unknown *client.UnknownKindError
 	for _, err := range []error{
 		func() error { _, err := c.Edges("wave").Put(ctx, "7", "8"); return err }(),

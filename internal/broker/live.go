@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -32,23 +33,26 @@ const (
 	liveRetry = time.Second // between attempts to begin, and between checks of a silent connection
 )
 
-// Listen passes the events of one aggregate type to l, as the streams republish them to
-// cfg.LivePrefix.> over plain NATS. It returns nil when ctx ends.
+// liveEvents is the subject of all events that the streams republish.
+func (c Config) liveEvents() string { return c.LivePrefix + ".*.*.*" }
+
+// Listen passes all events to l, as the streams republish them over plain NATS. It returns nil when
+// ctx ends.
 //
 // NATS does not send lost events again. If the connection was lost, or events came faster than l
 // handled them, Listen calls End and begins again. It detects a silent server after two pings. In a
 // cluster a server may drop events that it forwards. A caller that must not miss an event for
 // longer must read the stream.
-func Listen(ctx context.Context, nc *nats.Conn, cfg Config, aggregate string, l Listener, log *slog.Logger) error {
+func Listen(ctx context.Context, nc *nats.Conn, cfg Config, l Listener, log *slog.Logger) error {
 	log = log.With("component", "live")
 	js, err := jetstream.New(nc)
 	if err != nil {
 		return fmt.Errorf("use JetStream: %w", err)
 	}
 	messages := make(chan *nats.Msg, liveQueue)
-	sub, err := nc.ChanSubscribe(cfg.LivePrefix+".*."+aggregate+".*", messages)
+	sub, err := nc.ChanSubscribe(cfg.liveEvents(), messages)
 	if err != nil {
-		return fmt.Errorf("subscribe to %s.>: %w", cfg.LivePrefix, err)
+		return fmt.Errorf("subscribe to %s: %w", cfg.liveEvents(), err)
 	}
 	defer func() { _ = sub.Unsubscribe() }() // the connection may be closed already
 	status := nc.StatusChanged()
@@ -162,6 +166,10 @@ func beginning(ctx context.Context, nc *nats.Conn, js jetstream.JetStream, cfg C
 	defer cancel()
 	if err := nc.FlushWithContext(ctx); err != nil {
 		return nil, fmt.Errorf("flush the subscription: %w", err)
+	}
+	// The server's refusal of the subscription came before its answer to the flush.
+	if err := nc.LastError(); errors.Is(err, nats.ErrPermissionViolation) && strings.Contains(err.Error(), `"`+cfg.liveEvents()+`"`) {
+		return nil, err
 	}
 	streams, err := Streams(ctx, js, cfg)
 	if err != nil {

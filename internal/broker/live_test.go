@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -48,7 +51,7 @@ func listen(t *testing.T, nc *nats.Conn, cfg broker.Config, l *listener) (stop f
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- broker.Listen(ctx, nc, cfg, event.AggregateFollow, l, testkit.Logger(t)) }()
+	go func() { done <- broker.Listen(ctx, nc, cfg, l, testkit.Logger(t)) }()
 	return func() {
 		t.Helper()
 		cancel()
@@ -86,7 +89,8 @@ func TestAListenerHearsWhatIsStoredAndIsToldWhenItMissesSomething(t *testing.T) 
 	l.want(t, "EVENTS-0 1: 1 of 1, true")
 	comment := heard(2)
 	comment.AggregateType = event.AggregateComment
-	publish(comment, nil) // of another type
+	publish(comment, nil)
+	l.want(t, "EVENTS-0 2: 1 of 1, true") // of any type
 	publish(heard(3), func(m *nats.Msg) { m.Header.Set(event.HeaderTime, "soon") })
 	l.want(t, "EVENTS-0 3: 1 of 1, false")
 	for range 2 { // a server may repeat an event, and a message that no relay wrote is not an event
@@ -117,6 +121,56 @@ func TestAListenerHearsWhatIsStoredAndIsToldWhenItMissesSomething(t *testing.T) 
 	l.want(t, "EVENTS-0 5: 1 of 1, true")
 	stop()
 	l.want(t, "end")
+}
+
+// TestAListenerWithoutPermissionDoesNotBegin: nothing is said to be heard if NATS refuses the
+// subscription. The old permissions allowed a part of the events.
+func TestAListenerWithoutPermissionDoesNotBegin(t *testing.T) {
+	const may = "live.*.follow.*"
+	user := func(name string, subscribe ...string) *server.User {
+		return &server.User{Username: name, Password: "p",
+			Permissions: &server.Permissions{Subscribe: &server.SubjectPermission{Allow: append(subscribe, "_INBOX.>")}}}
+	}
+	srv, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true, JetStream: true,
+		StoreDir: t.TempDir(), Users: []*server.User{user("old", may), user("new", "live.*.*.*")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv.Start()
+	defer srv.WaitForShutdown()
+	defer srv.Shutdown()
+	if !srv.ReadyForConnections(10 * time.Second) {
+		t.Fatal("no server")
+	}
+	for _, name := range []string{"old", "new"} {
+		cfg := broker.Config{URL: strings.Replace(srv.ClientURL(), "nats://", "nats://"+name+":p@", 1), Stream: "EVENTS", Prefix: "events",
+			LivePrefix: "live", Replicas: 1, MaxBytes: -1, Timeout: 10 * time.Second, Ping: time.Second}
+		var out lockedBuffer
+		log := slog.New(slog.NewTextHandler(&out, nil))
+		nc, err := broker.Connect(cfg, "test", slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer nc.Close()
+		l := &listener{told: make(chan string, 100)}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- broker.Listen(ctx, nc, cfg, l, log) }()
+		if name == "new" {
+			l.want(t, "begin 0")
+		} else {
+			testkit.Eventually(t, "the refusal is in the log", func() (bool, error) {
+				return strings.Contains(out.String(), "cannot listen to events"), nil
+			})
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if name == "old" && len(l.told) > 0 {
+			t.Errorf("the listener was told %q", <-l.told)
+		}
+	}
 }
 
 func TestAListenerThatIsTooSlowBeginsAnew(t *testing.T) {

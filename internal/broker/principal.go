@@ -6,8 +6,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-
-	"github.com/tidings/tidings/event"
 )
 
 // The roles of principals. docs/security.md has the permissions of each.
@@ -178,7 +176,7 @@ func (p Principal) uses(c Config) (sends, hears []string) {
 			"CONSUMER.LIST."+c.DeadStream(), "CONSUMER.INFO.*.*", "CONSUMER.CREATE.*.*.>"), c.Prefix+".>"), []string{WakeSubject}
 	case API:
 		return append(api("INFO", "STREAM.NAMES", "STREAM.INFO.*"), WakeSubject),
-			[]string{c.LivePrefix + ".*." + event.AggregateFollow + ".*"}
+			[]string{c.liveEvents()}
 	case Consumer:
 		return api("INFO", "STREAM.NAMES", "STREAM.INFO.*", "STREAM.MSG.GET.*", "CONSUMER.CREATE.*.*", "CONSUMER.MSG.NEXT.*.*",
 			"CONSUMER.DELETE.*.*"), nil

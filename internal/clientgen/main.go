@@ -51,6 +51,14 @@ func generate(set *kinds.Set) ([]byte, error) {
 		"edged": func(object string) bool {
 			return slices.ContainsFunc(set.AllEdges(), func(e kinds.Edge) bool { return len(e.EndsAt(object)) > 0 })
 		},
+		"led":     func(object string) []kinds.Edge { return led(set, object) },
+		"origins": func(object string) []string { return origins(led(set, object)) },
+		"linkOf": func(e kinds.Edge) string {
+			if e.From == e.To {
+				return "MutualLink"
+			}
+			return "Link"
+		},
 		"listed": func() []string { return listed(set) },
 	}).Parse(clientTemplate)
 	if err != nil {
@@ -108,6 +116,20 @@ func listed(set *kinds.Set) []string {
 		}
 	}
 	return slices.Sorted(maps.Keys(all))
+}
+
+// led returns the kinds whose edges lead to the object.
+func led(set *kinds.Set, object string) []kinds.Edge {
+	return slices.DeleteFunc(set.AllEdges(), func(e kinds.Edge) bool { return e.To != object })
+}
+
+// origins returns the objects that edges lead from.
+func origins(all []kinds.Edge) (names []string) {
+	for _, e := range all {
+		names = append(names, e.From)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // about describes the values of an attribute.

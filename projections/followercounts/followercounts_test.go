@@ -344,15 +344,15 @@ func (l lifecycle) compareRelations(ctx context.Context, tx pgx.Tx, incoming, ou
 		return slices.IndexFunc(edges, func(e Edge) bool { return e.ID == id })
 	}
 	var pairs []Pair
-	var want []Relation
+	var want [][]Relation
 	for _, a := range ids {
 		for _, b := range ids {
 			pairs = append(pairs, Pair{a, b})
-			r := Relation{Back: find(incoming[a], b) >= 0}
+			r := Relation{Back: l.From == l.To && find(incoming[a], b) >= 0}
 			if i := find(outgoing[a], b); i >= 0 {
-				r.There, r.PositionedAt = true, outgoing[a][i].PositionedAt
+				r.There, r.PositionedAt, r.Attributes = true, outgoing[a][i].PositionedAt, outgoing[a][i].Attributes
 			}
-			want = append(want, r)
+			want = append(want, []Relation{r})
 			var mutual []Edge
 			for _, e := range outgoing[a] {
 				if find(incoming[b], e.ID) >= 0 {
@@ -370,7 +370,7 @@ func (l lifecycle) compareRelations(ctx context.Context, tx pgx.Tx, incoming, ou
 			}
 		}
 	}
-	got, err := Relations(ctx, tx, l.Name, pairs)
+	got, err := Relations(ctx, tx, []kinds.Edge{l.Edge}, pairs)
 	if err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package followercounts
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"time"
 
@@ -9,55 +10,65 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/kinds"
 )
 
 // Pair names an edge of a kind.
 type Pair struct{ From, To event.ID }
 
-// Relation is the relation of the two objects of a pair.
+// Relation is the relation of the two objects of a pair by edges of a kind.
 type Relation struct {
-	There        bool      // an active edge leads from the pair's From to its To
-	Back         bool      // an active edge leads from its To to its From
-	PositionedAt time.Time // when There last became true; zero unless it is
+	There        bool            // an active edge leads from the pair's From to its To
+	Back         bool            // an active edge leads from its To to its From, which are of one object type
+	PositionedAt time.Time       // when There last became true; zero unless it is
+	Attributes   json.RawMessage // of There's edge; nil if it has none
 }
 
-// relationsSQL finds the edges of each pair in both directions. LIMIT makes the planner use one
-// probe for each. Index: edge_lists_pkey, two probes for each pair. Locks: none.
+// relationsSQL finds the edges of each pair and kind, in both directions if both ends are of one
+// object type. LIMIT makes the planner use one probe for each. Index: edge_lists_pkey, one or two
+// probes for each pair and kind. Locks: none.
 const relationsSQL = `
-SELECT /* followercounts.relations */ p.ord::int, there.positioned_at, back.active IS NOT NULL
+SELECT /* followercounts.relations */ p.ord::int, k.ord::int, there.positioned_at, CASE WHEN k.attributed THEN there.attributes END,
+       back.active IS NOT NULL
   FROM unnest(@froms::text[], @tos::text[]) WITH ORDINALITY AS p(from_id, to_id, ord)
-  LEFT JOIN LATERAL (SELECT positioned_at FROM edge_lists e
-                      WHERE e.tenant_id = current_setting('tidings.tenant')::bigint AND e.kind = @kind
+ CROSS JOIN unnest(@kinds::text[], @mutual::boolean[], @attributed::boolean[]) WITH ORDINALITY AS k(kind, mutual, attributed, ord)
+  LEFT JOIN LATERAL (SELECT positioned_at, attributes FROM edge_lists e
+                      WHERE e.tenant_id = current_setting('tidings.tenant')::bigint AND e.kind = k.kind
                         AND e.from_id = p.from_id AND e.to_id = p.to_id AND e.active LIMIT 1) there ON true
   LEFT JOIN LATERAL (SELECT active FROM edge_lists e
-                      WHERE e.tenant_id = current_setting('tidings.tenant')::bigint AND e.kind = @kind
+                      WHERE k.mutual AND e.tenant_id = current_setting('tidings.tenant')::bigint AND e.kind = k.kind
                         AND e.from_id = p.to_id AND e.to_id = p.from_id AND e.active LIMIT 1) back ON true`
 
-// Relations returns the relation of each pair by edges of the kind, in the order of pairs. The
-// relation of an unknown object is empty. Back is meaningful only if both ends of the kind are of
-// one object type. The transaction's tenant is set. Cost: one statement with two index probes for
-// each pair.
-func Relations(ctx context.Context, tx pgx.Tx, kind string, pairs []Pair) ([]Relation, error) {
+// Relations returns the relations of each pair, in the order of pairs, by edges of each kind, in
+// the order of all. A relation has attributes if the kind has. The relation of an unknown object is
+// empty. The transaction's tenant is set. Cost: one statement with one or two index probes for each
+// pair and kind.
+func Relations(ctx context.Context, tx pgx.Tx, all []kinds.Edge, pairs []Pair) ([][]Relation, error) {
 	froms, tos := make([]event.ID, len(pairs)), make([]event.ID, len(pairs))
+	relations := make([][]Relation, len(pairs))
 	for i, p := range pairs {
-		froms[i], tos[i] = p.From, p.To
+		froms[i], tos[i], relations[i] = p.From, p.To, make([]Relation, len(all))
 	}
-	all := make([]Relation, len(pairs))
-	rows, _ := tx.Query(ctx, relationsSQL, postgres.Args{"kind": kind, "froms": froms, "tos": tos})
-	var ord int
+	names, mutual, attributed := make([]string, len(all)), make([]bool, len(all)), make([]bool, len(all))
+	for i, k := range all {
+		names[i], mutual[i], attributed[i] = k.Name, k.From == k.To, len(k.Attributes) > 0
+	}
+	rows, _ := tx.Query(ctx, relationsSQL, postgres.Args{"kinds": names, "mutual": mutual, "attributed": attributed, "froms": froms,
+		"tos": tos})
+	var pair, kind int
 	var since *time.Time
-	var back bool
-	if _, err := pgx.ForEachRow(rows, []any{&ord, &since, &back}, func() error {
-		r := Relation{Back: back}
+	var r Relation
+	if _, err := pgx.ForEachRow(rows, []any{&pair, &kind, &since, &r.Attributes, &r.Back}, func() error {
 		if since != nil {
 			r.There, r.PositionedAt = true, *since
 		}
-		all[ord-1] = r
+		relations[pair-1][kind-1] = r
+		r = Relation{} // the attributes of the next row need a buffer of their own
 		return nil
 	}); err != nil {
 		return nil, fmt.Errorf("read the relations of %d pairs: %w", len(pairs), err)
 	}
-	return all, nil
+	return relations, nil
 }
 
 // MutualsCap is the largest number of edges that Mutuals reads, either from one object or to the

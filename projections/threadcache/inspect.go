@@ -189,10 +189,10 @@ func InspectThread(ctx context.Context, truth, projection *pgxpool.Pool, k kinds
 		return settings, counts, false, err
 	}
 	var set Settings
-	var has Summary
+	var has map[Object]Summary
 	if err := postgres.InTenant(ctx, projection, tenant, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
 		if set, err = ReadSettings(ctx, tx, k.Name, object); err == nil {
-			has, err = ReadSummary(ctx, tx, k.Name, object)
+			has, err = ReadSummaries(ctx, tx, []string{k.Name}, []event.ID{object})
 		}
 		return err
 	}); err != nil {
@@ -207,8 +207,9 @@ func InspectThread(ctx context.Context, truth, projection *pgxpool.Pool, k kinds
 		Difference: projections.Difference{Projection: Name, TenantID: tenant, Entity: fmt.Sprintf("thread of %s %s", k.Parent, object),
 			Key: projections.Key{Type: k.Name, TenantID: tenant, Aggregate: object}}}
 	exact = total < InspectMost
-	for _, f := range []projections.Field{projections.Compared("total", total, has.Total),
-		projections.Compared("visible", visible, has.Visible)} {
+	sum := has[Object{k.Name, object}]
+	for _, f := range []projections.Field{projections.Compared("total", total, sum.Total),
+		projections.Compared("visible", visible, sum.Visible)} {
 		if exact || f.Want.(int64) > f.Got.(int64) {
 			counts.Fields = append(counts.Fields, f)
 		}

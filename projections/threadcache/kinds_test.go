@@ -273,11 +273,12 @@ func compareKind(t *testing.T, begin func(context.Context, pgx.TxOptions) (pgx.T
 	if diff := gocmp.Diff(visible, newest); diff != "" {
 		t.Errorf("%s: newest (-want +got):\n%s", when, diff)
 	}
-	got, err := ReadAggregates(ctx, tx, k.Name, "5")
+	five := Object{k.Name, "5"}
+	got, err := ReadAggregates(ctx, tx, []string{k.Name}, []event.ID{"5"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, a := range got {
+	for _, a := range got[five] {
 		if a != want[a.Attribute] && a.Count+want[a.Attribute].Count > 0 {
 			t.Errorf("%s: %+v, want %+v", when, a, want[a.Attribute])
 		}
@@ -286,8 +287,8 @@ func compareKind(t *testing.T, begin func(context.Context, pgx.TxOptions) (pgx.T
 	if len(want) > 0 {
 		t.Errorf("%s: without %v", when, want)
 	}
-	sum, err := ReadSummary(ctx, tx, k.Name, "5")
-	if err != nil || sum.Visible != int64(len(visible)) || sum.Total != int64(len(all)) {
+	sums, err := ReadSummaries(ctx, tx, []string{k.Name}, []event.ID{"5"})
+	if sum := sums[five]; err != nil || sum.Visible != int64(len(visible)) || sum.Total != int64(len(all)) {
 		t.Errorf("%s: %+v, %v; want %d of %d", when, sum, err, len(visible), len(all))
 	}
 }

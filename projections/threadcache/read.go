@@ -266,34 +266,48 @@ func ByAuthor(ctx context.Context, tx pgx.Tx, kind string, author event.ID, afte
 	return page, nil
 }
 
-// Summary has the numbers of a thread.
+// Object names the children of a kind under an object.
+type Object struct {
+	Kind string
+	ID   event.ID
+}
+
+// Summary has the numbers of an object's children.
 type Summary struct {
 	Visible int64      // visible children
 	Total   int64      // all children that ever existed
 	LastAt  *time.Time // when the newest visible child was written; nil if there is none
 }
 
-// summarySQL sums the counts of an object's groups. Index: child_buckets_pkey, the groups;
-// child_totals_pkey; child_lists_oldest_idx, one row. Locks: none.
-const summarySQL = `
-SELECT /* threadcache.summary */
-       (SELECT coalesce(sum(visible), 0) FROM child_buckets
-         WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND object_id = @object AND level = 1),
-       coalesce((SELECT total FROM child_totals
-                  WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND object_id = @object), 0),
-       (SELECT created_at FROM child_lists
-         WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND object_id = @object AND visible
-         ORDER BY created_at DESC, child_id DESC LIMIT 1)`
+// summariesSQL sums the counts of each object's groups. The subqueries depend on the object, so
+// each is a probe for each object. Index: child_buckets_pkey, the groups; child_totals_pkey;
+// child_lists_oldest_idx, one row. Locks: none.
+const summariesSQL = `
+SELECT /* threadcache.summaries */ k.kind, o.object_id,
+       (SELECT coalesce(sum(b.visible), 0) FROM child_buckets b
+         WHERE b.tenant_id = current_setting('tidings.tenant')::bigint AND b.kind = k.kind AND b.object_id = o.object_id AND b.level = 1),
+       coalesce((SELECT t.total FROM child_totals t
+                  WHERE t.tenant_id = current_setting('tidings.tenant')::bigint AND t.kind = k.kind AND t.object_id = o.object_id), 0),
+       (SELECT c.created_at FROM child_lists c
+         WHERE c.tenant_id = current_setting('tidings.tenant')::bigint AND c.kind = k.kind AND c.object_id = o.object_id AND c.visible
+         ORDER BY c.created_at DESC, c.child_id DESC LIMIT 1)
+  FROM unnest(@kinds::text[]) AS k(kind) CROSS JOIN unnest(@objects::text[]) AS o(object_id)`
 
-// ReadSummary returns the numbers of the object's thread. The transaction's tenant is set. Cost:
-// one row per 10,000 to 40,000 children.
-func ReadSummary(ctx context.Context, tx pgx.Tx, kind string, object event.ID) (Summary, error) {
-	rows, _ := tx.Query(ctx, summarySQL, pgx.StrictNamedArgs{"kind": kind, "object": object})
-	s, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[Summary])
-	if err != nil {
-		return Summary{}, fmt.Errorf("read the summary of the thread of object %s: %w", object, err)
+// ReadSummaries returns the numbers of each object's children of each kind. Those of an unknown
+// object are 0. The transaction's tenant is set. Cost: one statement; for each object and kind one
+// row per 10,000 to 40,000 children.
+func ReadSummaries(ctx context.Context, tx pgx.Tx, names []string, objects []event.ID) (map[Object]Summary, error) {
+	all := make(map[Object]Summary, len(names)*len(objects))
+	rows, _ := tx.Query(ctx, summariesSQL, pgx.StrictNamedArgs{"kinds": names, "objects": objects})
+	var o Object
+	var s Summary
+	if _, err := pgx.ForEachRow(rows, []any{&o.Kind, &o.ID, &s.Visible, &s.Total, &s.LastAt}, func() error {
+		all[o] = s
+		return nil
+	}); err != nil {
+		return nil, fmt.Errorf("read the numbers of the children of %d objects: %w", len(objects), err)
 	}
-	return s, nil
+	return all, nil
 }
 
 // Aggregate is the count and sum of an attribute over an object's visible children.
@@ -302,19 +316,29 @@ type Aggregate struct {
 	Count, Sum int64 // over the children that have the attribute
 }
 
-// readAggregatesSQL reads an object's aggregates. Index: child_aggregates_pkey, one range. Locks:
-// none.
+// readAggregatesSQL reads each object's aggregates. OFFSET keeps the lookup a probe for each
+// object: without it the planner may join the objects with all aggregates of the tenant. Index:
+// child_aggregates_pkey, one range for each object and kind. Locks: none.
 const readAggregatesSQL = `
-SELECT /* threadcache.read_aggregates */ attribute, count, sum FROM child_aggregates
- WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND object_id = @object ORDER BY attribute`
+SELECT /* threadcache.read_aggregates */ k.kind, o.object_id, a.attribute, a.count, a.sum
+  FROM unnest(@kinds::text[]) AS k(kind) CROSS JOIN unnest(@objects::text[]) AS o(object_id)
+ CROSS JOIN LATERAL (SELECT attribute, count, sum FROM child_aggregates
+                      WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = k.kind AND object_id = o.object_id
+                     OFFSET 0) a`
 
-// ReadAggregates returns the attributes that the kind aggregates, by name. It omits an attribute
-// that no child of the object ever had. The transaction's tenant is set.
-func ReadAggregates(ctx context.Context, tx pgx.Tx, kind string, object event.ID) ([]Aggregate, error) {
-	rows, _ := tx.Query(ctx, readAggregatesSQL, pgx.StrictNamedArgs{"kind": kind, "object": object})
-	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Aggregate])
-	if err != nil {
-		return nil, fmt.Errorf("read the aggregates of %s under %s: %w", kind, object, err)
+// ReadAggregates returns the attributes that the kinds aggregate, by object, in no order. It omits
+// an attribute that no child of the object ever had. The transaction's tenant is set. Cost: one
+// statement with an index range for each object and kind.
+func ReadAggregates(ctx context.Context, tx pgx.Tx, names []string, objects []event.ID) (map[Object][]Aggregate, error) {
+	all := make(map[Object][]Aggregate)
+	rows, _ := tx.Query(ctx, readAggregatesSQL, pgx.StrictNamedArgs{"kinds": names, "objects": objects})
+	var o Object
+	var a Aggregate
+	if _, err := pgx.ForEachRow(rows, []any{&o.Kind, &o.ID, &a.Attribute, &a.Count, &a.Sum}, func() error {
+		all[o] = append(all[o], a)
+		return nil
+	}); err != nil {
+		return nil, fmt.Errorf("read the aggregates of %d objects: %w", len(objects), err)
 	}
 	return all, nil
 }

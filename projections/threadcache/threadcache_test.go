@@ -151,7 +151,7 @@ func TestStatements(t *testing.T) {
 	ctx := context.Background()
 	for i, sql := range []string{
 		oldestSQL, newestSQL, skipOldestSQL, skipNewestSQL, threadedSQL, byIDSQL, bySlugSQL, byAuthorSQL, moderatedAllSQL,
-		moderatedObjectSQL, moderatedAuthorSQL, moderatedAuthorInSQL, waitingSQL, summarySQL,
+		moderatedObjectSQL, moderatedAuthorSQL, moderatedAuthorInSQL, waitingSQL, summariesSQL,
 		readSettingsSQL, settingsSQL, childrenSQL, descendantsSQL, countsSQL, splitBucketsSQL, splitGroupsSQL, totalsSQL,
 		threadRowsSQL, flatRowsSQL, countedSQL, settingsRowsSQL,
 		heldSQL, redactSQL, aggregatesSQL, readAggregatesSQL, dropChildrenSQL, reachedSQL,
@@ -394,8 +394,8 @@ func (m *model) compareSummary(ctx context.Context, tx pgx.Tx) error {
 	if len(newest) > 0 {
 		want.LastAt = &newest[0].CreatedAt.Time
 	}
-	got, err := ReadSummary(ctx, tx, "comment", "5")
-	if diff := gocmp.Diff(want, got); diff != "" || err != nil {
+	got, err := ReadSummaries(ctx, tx, []string{"comment"}, []event.ID{"5"})
+	if diff := gocmp.Diff(want, got[Object{"comment", "5"}]); diff != "" || err != nil {
 		return fmt.Errorf("summary: %w (-want +got):\n%s", err, diff)
 	}
 	settings, err := ReadSettings(ctx, tx, "comment", "5")
@@ -742,6 +742,79 @@ func explain(ctx context.Context, tx pgx.Tx, sql string,
 }
 
 var errUndo = errors.New("roll back")
+
+// TestManyObjectsAreProbes reads the numbers of 200 objects of 5,000, in tables with and without
+// statistics.
+func TestManyObjectsAreProbes(t *testing.T) {
+	db := testkit.Postgres(t)
+	pool, api := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleAPI)
+	ctx := t.Context()
+	const objects, asked = 5000, 200
+	var ids []event.ID
+	for n := range asked {
+		ids = append(ids, event.IDOf(int64(n*objects/asked+1)))
+	}
+	for _, sql := range []string{
+		`INSERT INTO child_totals (tenant_id, kind, object_id, total) SELECT 1, 'review', n, 2 FROM generate_series(1, $1::int) n`,
+		`INSERT INTO child_buckets (tenant_id, kind, object_id, level, first_at, first_id, visible)
+		 SELECT 1, 'review', n, level, '-infinity', '00000000-0000-0000-0000-000000000000', 2
+		   FROM generate_series(1, $1::int) n, generate_series(0, 1) level`,
+		`INSERT INTO child_aggregates (tenant_id, kind, object_id, attribute, count, sum)
+		 SELECT 1, 'review', n, 'rating', 2, 7 FROM generate_series(1, $1::int) n`,
+		`INSERT INTO child_lists (tenant_id, kind, child_id, object_id, author_id, body, author_state, moderation_state, version,
+		   created_at, updated_at, visible, shown)
+		 SELECT 1, 'review', gen_random_uuid(), n, m, '', 'ACTIVE', 'NONE', 1, timestamptz '2026-01-01' + m * interval '1 s',
+		   '2026-01-01', true, true
+		   FROM generate_series(1, $1::int) n, generate_series(1, 2) m`,
+	} {
+		if _, err := pool.Exec(ctx, sql, objects); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, when := range []string{"without statistics", "with statistics"} {
+		if when == "with statistics" {
+			if _, err := db.Pool(t, postgres.RoleOwner).Exec(ctx, `ANALYZE child_totals, child_buckets, child_aggregates,
+				child_lists`); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := postgres.InTenant(ctx, api, 1, pgx.TxOptions{}, func(tx pgx.Tx) error {
+			for sql, want := range map[string]map[string]float64{
+				summariesSQL:      {"child_totals": asked, "child_buckets": asked, "child_lists": asked},
+				readAggregatesSQL: {"child_aggregates": asked},
+			} {
+				rows, _, err := explain(ctx, tx, sql, pgx.StrictNamedArgs{"kinds": []string{"review"}, "objects": ids})
+				if err != nil {
+					return err
+				}
+				if diff := gocmp.Diff(want, rows); diff != "" {
+					t.Errorf("%s the statement reads other rows (-want +got):\n%s", when, diff)
+				}
+			}
+			sums, err := ReadSummaries(ctx, tx, []string{"comment", "review"}, append(ids, "none"))
+			if err != nil {
+				return err
+			}
+			for _, id := range append(ids, "none") {
+				var want Summary
+				if id != "none" {
+					last := time.Date(2026, 1, 1, 0, 0, 2, 0, time.UTC)
+					want = Summary{Visible: 2, Total: 2, LastAt: &last}
+				}
+				if diff := gocmp.Diff([]Summary{want, {}}, []Summary{sums[Object{"review", id}], sums[Object{"comment", id}]}); diff != "" {
+					t.Errorf("%s (-want +got):\n%s", id, diff)
+				}
+			}
+			all, err := ReadAggregates(ctx, tx, []string{"comment", "review"}, append(ids, "none"))
+			if err == nil && len(all) != asked {
+				t.Errorf("aggregates of %d objects", len(all))
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
 
 // TestCostsDoNotGrowWithTheThread has 4,000 comments in 200 buckets, in tables without statistics.
 func TestCostsDoNotGrowWithTheThread(t *testing.T) {

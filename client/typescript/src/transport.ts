@@ -13,8 +13,8 @@ export interface Transport extends Retries {
 }
 
 const creates = /\/v1\/[^/]+\/[^/]+\/[^/:]+$/; // the paths of POSTs that create a child
-const reads = /:(check|count)$/; // the paths of POSTs that only read
-const harmless = /:(check|count|remove-edges)$/; // the paths of POSTs that may be repeated
+const reads = /:(check|counts)$/; // the paths of POSTs that only read
+const harmless = /:(check|counts|remove-edges)$/; // the paths of POSTs that may be repeated
 const permanent = /^(ERR_|CERT_|UNABLE_|DEPTH_|SELF_SIGNED|ENOTFOUND|HOSTNAME_)/; // bad certificates and names, which remain bad
 
 /** Reports whether a request only reads, so that it may have a `Tidings-Token`. */

@@ -108,8 +108,10 @@ test('a session reads its own writes while the consumer stands still', async () 
       assert.equal(session.tokens.length, 2);
       seen = (await tidings.getUserCounts({ path: { user_id: `${id}` } })).followers;
       const own = await session.getUserCounts({ path: { user_id: `${id}` } });
-      const handedOn = await tidings.session(session.tokens).countUsers({ body: { user_ids: [`${id}`] } });
-      assert.deepEqual([own.followers, handedOn.items[0].followers], [2, 2]);
+      const handedOn = await tidings.session(session.tokens).countUsers({ body: { ids: [`${id}`] } });
+      assert.deepEqual([own.followers, handedOn.items[0].counts.followers], [2, 2]);
+      const { items: [check] } = await session.checkUsers({ body: { user_id: '77', ids: [`${id}`] } });
+      assert.equal(check.edges.follow.active, true);
     }
   } finally {
     await run('resume', '--consumer', 'followercounts');

@@ -21,6 +21,16 @@ export async function program(tidings: Tidings): Promise<ProblemCode | '' | unde
   for await (const { operation } of tidings.batch('bookmarks', [{ op: 'put', user_id: '7', page_id: '5' }])) void operation.page_id;
   await tidings.http.put({ url: '/v1/bookmarks/{user_id}/{page_id}', path: { user_id: '7', page_id: '5' } });
 
+  const counted = await tidings.countPosts({ body: { ids: ['5', '6'] } });
+  const likers: number | undefined = counted.items[0]?.counts.likers;
+  const checked = await tidings.checkPosts({ body: { user_id: '7', ids: ['5', '6'], edges: ['like'] } });
+  const liked: boolean | undefined = checked.items[0]?.edges.like?.active;
+  const groups = await tidings.checkGroups({ body: { user_id: '7', ids: ['5'] } });
+  const role: 'member' | 'moderator' | 'owner' | undefined = groups.items[0]?.edges.membership?.attributes?.role;
+  void [likers, liked, role];
+
+  // @ts-expect-error: follows do not lead to posts
+  await tidings.checkPosts({ body: { user_id: '7', ids: ['5'], edges: ['follow'] } });
   // @ts-expect-error: an id is a string, so that none of its 64 bits is lost
   await tidings.getUserCounts({ path: { user_id: 9223372036854775807 } });
   // @ts-expect-error: a follow has two ends

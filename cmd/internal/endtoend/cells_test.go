@@ -27,7 +27,6 @@ import (
 	"github.com/tidings/tidings/cmd/internal/fleet"
 	"github.com/tidings/tidings/cmd/internal/heads"
 	"github.com/tidings/tidings/cmd/internal/projector"
-	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/cells"
 	"github.com/tidings/tidings/internal/postgres"
@@ -128,7 +127,7 @@ func (c *cellular) addCell(cfg broker.Config) {
 	x.handler = handler
 	g, ctx := errgroup.WithContext(c.t.Context())
 	g.Go(func() error { return handler.Run(ctx) }) // for as_of
-	g.Go(func() error { return broker.Listen(ctx, c.nc, cfg, event.AggregateFollow, pages, log) })
+	g.Go(func() error { return broker.Listen(ctx, c.nc, cfg, pages, log) })
 	c.t.Cleanup(func() {
 		if err := g.Wait(); err != nil {
 			c.t.Error(err)

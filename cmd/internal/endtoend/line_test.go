@@ -141,7 +141,7 @@ func newLineOn(t *testing.T, rng *rand.Rand, db *testkit.DB, pair *testkit.Pair)
 	l.handler = handler
 	looks := run("looks at the outbox", handler.Run)
 	listener := run("listener", func(ctx context.Context) error {
-		return broker.Listen(ctx, ears, l.via.Config(), event.AggregateFollow, pages, testkit.Logger(t))
+		return broker.Listen(ctx, ears, l.via.Config(), pages, testkit.Logger(t))
 	})
 	l.startRelay()
 	for _, name := range consumerNames {

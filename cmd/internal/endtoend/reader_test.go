@@ -308,20 +308,23 @@ func equalRelations(c client, m *model, rng *rand.Rand, users []event.ID) error 
 	var got page[relation]
 	errs := []error{err, c.read(http.MethodPost, "/v1/follows:check", string(body), &got), differ("check", want, got.Items)}
 
+	type numbers struct {
+		Followers int `json:"followers"`
+		Following int `json:"following"`
+	}
 	type counts struct {
-		User      string `json:"user_id"`
-		Followers int    `json:"followers"`
-		Following int    `json:"following"`
+		User   string  `json:"id"`
+		Counts numbers `json:"counts"`
 	}
 	var names []string
 	var wantCounts []counts
 	for _, u := range users {
 		names = append(names, fmt.Sprint(u))
-		wantCounts = append(wantCounts, counts{fmt.Sprint(u), len(m.edges(u, true)), len(m.edges(u, false))})
+		wantCounts = append(wantCounts, counts{fmt.Sprint(u), numbers{len(m.edges(u, true)), len(m.edges(u, false))}})
 	}
-	body, err = json.Marshal(map[string]any{"user_ids": names})
+	body, err = json.Marshal(map[string]any{"ids": names})
 	var gotCounts page[counts]
-	errs = append(errs, err, c.read(http.MethodPost, "/v1/users:count", string(body), &gotCounts),
+	errs = append(errs, err, c.read(http.MethodPost, "/v1/users:counts", string(body), &gotCounts),
 		differ("counts", wantCounts, gotCounts.Items))
 
 	for range 5 {

@@ -59,10 +59,8 @@ func (l *lane) apply(events []event.Event) error {
 		return nil
 	}
 	for i := range events {
-		if events[i].AggregateType == event.AggregateFollow {
-			for _, p := range l.pages {
-				p.Hear(&events[i], nil)
-			}
+		for _, p := range l.pages {
+			p.Hear(&events[i], nil)
 		}
 	}
 	return postgres.InTx(l.ctx, l.system, pgx.TxOptions{}, func(tx pgx.Tx) error {

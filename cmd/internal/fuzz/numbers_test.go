@@ -15,14 +15,14 @@ func (l *lane) readNumbers() error { return l.numbers(l.view(), "") }
 // numbers reads counts, a summary, relations of pairs, or mutuals.
 func (l *lane) numbers(v view, fresh string) error {
 	headers := page{fresh: fresh}.headers()
-	switch l.rng.IntN(6) {
+	switch l.rng.IntN(7) {
 	case 0:
 		return l.check(v, headers)
-	case 1:
-		return l.manyCounts(v, headers)
-	case 2:
-		return l.mutuals(v, headers)
 	case 3:
+		return l.checkObjects(v, headers)
+	case 1:
+		return l.mutuals(v, headers)
+	case 2:
 		return l.summary(v, headers)
 	}
 	return l.counts(v, headers)
@@ -37,6 +37,7 @@ func (l *lane) plain(a answer, want map[string]any) error {
 	return differ(a, any(want), any(a.json))
 }
 
+// counts compares the counts of an object, or of several in one answer.
 func (l *lane) counts(v view, headers []string) error {
 	object := pick(l, "user", "user", "post", "group", "product", "conversation", "song")
 	// the API reads edges and children one after the other, and the projections may catch up
@@ -44,10 +45,35 @@ func (l *lane) counts(v view, headers []string) error {
 	if l.record != nil && (object == "post" || object == "song") {
 		object = "group"
 	}
-	id := l.object()
-	if object == "user" {
-		id = l.user()
+	id := func() event.ID {
+		if object == "user" {
+			return l.user()
+		}
+		return l.object()
 	}
+	plural := l.kinds.Objects[object]
+	if l.rng.IntN(2) == 0 {
+		of := id()
+		a, err := l.call(http.MethodGet, fmt.Sprintf("/v1/%s/%s/counts", plural, of), "", headers...)
+		if err != nil {
+			return err
+		}
+		return l.plain(a, l.countsOf(v, object, of))
+	}
+	var ids, items []any
+	for range 1 + l.rng.IntN(8) {
+		of := id()
+		ids, items = append(ids, of.String()), append(items, map[string]any{"id": of.String(), "counts": any(l.countsOf(v, object, of))})
+	}
+	a, err := l.call(http.MethodPost, "/v1/"+plural+":counts", encode(map[string]any{"ids": ids}), headers...)
+	if err != nil {
+		return err
+	}
+	return l.plain(a, map[string]any{"items": items})
+}
+
+// countsOf returns the counts of an object.
+func (l *lane) countsOf(v view, object string, id event.ID) map[string]any {
 	want := map[string]any{}
 	for _, k := range l.kinds.AllEdges() {
 		if k.To == object {
@@ -59,17 +85,13 @@ func (l *lane) counts(v view, headers []string) error {
 	}
 	for _, k := range l.kinds.AllChildren() {
 		if k.Parent == object {
-			want[k.Plural] = countsOf(v, k, id)
+			want[k.Plural] = childCounts(v, k, id)
 		}
 	}
-	a, err := l.call(http.MethodGet, fmt.Sprintf("/v1/%s/%s/counts", l.kinds.Objects[object], id), "", headers...)
-	if err != nil {
-		return err
-	}
-	return l.plain(a, want)
+	return want
 }
 
-func countsOf(v view, k kinds.Child, object event.ID) map[string]any {
+func childCounts(v view, k kinds.Child, object event.ID) map[string]any {
 	seen := v.childrenOf(k, under(object))
 	all := v.childrenOf(k, func(c event.Child) bool { return c.Parent == object })
 	want := map[string]any{"total": float64(len(all)), "visible": float64(len(seen))}
@@ -133,16 +155,38 @@ func (l *lane) check(v view, headers []string) error {
 	return l.plain(a, map[string]any{"items": items})
 }
 
-func (l *lane) manyCounts(v view, headers []string) error {
-	k := l.kinds.Edges[event.AggregateFollow]
+// checkObjects compares which edges of all or some kinds lead from a user to several objects.
+func (l *lane) checkObjects(v view, headers []string) error {
+	to := l.edgeKind().To
+	kindsTo := slices.DeleteFunc(l.kinds.AllEdges(), func(k kinds.Edge) bool { return k.To != to || k.From != kinds.Author })
+	body := map[string]any{}
+	if l.rng.IntN(2) == 0 {
+		kindsTo = kindsTo[:1]
+		body["edges"] = []any{kindsTo[0].Name}
+	}
+	from := l.user()
 	var ids, items []any
 	for range 1 + l.rng.IntN(8) {
-		id := l.user()
-		ids = append(ids, fmt.Sprint(id))
-		items = append(items, map[string]any{"user_id": fmt.Sprint(id), "followers": float64(len(v.list(k, id, true, ""))),
-			"following": float64(len(v.list(k, id, false, "")))})
+		_, id := l.ends(kindsTo[0])
+		edges := map[string]any{}
+		for _, k := range kindsTo {
+			e, ok := v.active(k, from, id)
+			link := map[string]any{"active": ok}
+			if ok {
+				link["positioned_at"] = wire(e.PositionedAt)
+				if len(k.Attributes) > 0 {
+					link["attributes"] = any(object0(e.Attributes))
+				}
+			}
+			if k.From == k.To {
+				_, link["reversed"] = v.active(k, id, from)
+			}
+			edges[k.Name] = link
+		}
+		ids, items = append(ids, id.String()), append(items, map[string]any{"id": id.String(), "edges": edges})
 	}
-	a, err := l.call(http.MethodPost, "/v1/users:count", encode(map[string]any{"user_ids": ids}), headers...)
+	body["user_id"], body["ids"] = from.String(), ids
+	a, err := l.call(http.MethodPost, "/v1/"+l.kinds.Objects[to]+":check", encode(body), headers...)
 	if err != nil {
 		return err
 	}

@@ -13,7 +13,6 @@ import (
 	"github.com/tidings/tidings/api"
 	"github.com/tidings/tidings/cmd/internal/fleet"
 	"github.com/tidings/tidings/cmd/internal/heads"
-	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/event/contracts"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
@@ -60,7 +59,7 @@ func (a *APIParts) Load(ctx context.Context) error {
 
 // Listen renews cached pages as the streams store events, until ctx ends.
 func (a *APIParts) Listen(ctx context.Context) error {
-	return broker.Listen(ctx, a.nc, a.broker, event.AggregateFollow, a.pages, a.log)
+	return broker.Listen(ctx, a.nc, a.broker, a.pages, a.log)
 }
 
 // OpenConsole returns a console beside the API, and a function that closes its pools. The console

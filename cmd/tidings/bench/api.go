@@ -19,7 +19,6 @@ import (
 	"github.com/tidings/tidings/api"
 	"github.com/tidings/tidings/client"
 	"github.com/tidings/tidings/cmd/internal/fleet"
-	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/internal/postgres"
@@ -67,7 +66,7 @@ func (cfg childConfig) runAPI(ctx context.Context, projections *pgxpool.Pool, re
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return waker.Run(ctx) })
 	g.Go(func() error { return handler.Run(ctx) })
-	g.Go(func() error { return broker.Listen(ctx, nc, cfg.Broker, event.AggregateFollow, pages, log) })
+	g.Go(func() error { return broker.Listen(ctx, nc, cfg.Broker, pages, log) })
 	g.Go(func() error { return daemon.Serve(ctx, l, handler, cfg.API.AddressConnections, log) })
 	return g.Wait()
 }

@@ -30,7 +30,7 @@ that must not miss an event subscribes durably (docs/subscribe.md).`,
 			w.session = s
 			w.ctx, w.stop = context.WithCancel(ctx)
 			defer w.stop()
-			err := broker.Listen(w.ctx, s.NATS, s.Broker, "*", &w, daemon.CommandLogger(s.Stderr, slog.LevelError))
+			err := broker.Listen(w.ctx, s.NATS, s.Broker, &w, daemon.CommandLogger(s.Stderr, slog.LevelError))
 			return nil, errors.Join(err, w.err)
 		},
 	})

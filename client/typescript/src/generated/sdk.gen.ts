@@ -2,7 +2,7 @@
 
 import { client } from './client.gen.js';
 import type { Client, ClientMeta, Options as Options2, RequestResult, TDataShape } from './client/index.js';
-import type { BatchCommentsData, BatchCommentsErrors, BatchCommentsResponses, BatchFollowsData, BatchFollowsErrors, BatchFollowsResponses, BatchLikesData, BatchLikesErrors, BatchLikesResponses, BatchMembershipsData, BatchMembershipsErrors, BatchMembershipsResponses, BatchMessagesData, BatchMessagesErrors, BatchMessagesResponses, BatchReviewsData, BatchReviewsErrors, BatchReviewsResponses, BatchSharesData, BatchSharesErrors, BatchSharesResponses, CheckFollowsData, CheckFollowsErrors, CheckFollowsResponses, CheckLikesData, CheckLikesErrors, CheckLikesResponses, CheckMembershipsData, CheckMembershipsErrors, CheckMembershipsResponses, CheckSharesData, CheckSharesErrors, CheckSharesResponses, CountUsersData, CountUsersErrors, CountUsersResponses, CreateCommentData, CreateCommentErrors, CreateCommentResponses, CreateMessageData, CreateMessageErrors, CreateMessageResponses, CreateReviewData, CreateReviewErrors, CreateReviewResponses, DeleteCommentData, DeleteCommentErrors, DeleteCommentResponses, DeleteMessageData, DeleteMessageErrors, DeleteMessageResponses, DeleteReviewData, DeleteReviewErrors, DeleteReviewResponses, DiscardDlqMessageData, DiscardDlqMessageErrors, DiscardDlqMessageResponses, EditCommentData, EditCommentErrors, EditCommentResponses, EditMessageData, EditMessageErrors, EditMessageResponses, EditReviewData, EditReviewErrors, EditReviewResponses, ExportCommentsData, ExportCommentsErrors, ExportCommentsResponses, ExportFollowsData, ExportFollowsErrors, ExportFollowsResponses, ExportLikesData, ExportLikesErrors, ExportLikesResponses, ExportMembershipsData, ExportMembershipsErrors, ExportMembershipsResponses, ExportMessagesData, ExportMessagesErrors, ExportMessagesResponses, ExportReviewsData, ExportReviewsErrors, ExportReviewsResponses, ExportSharesData, ExportSharesErrors, ExportSharesResponses, ExportThreadsData, ExportThreadsErrors, ExportThreadsResponses, GetCommentBySlugData, GetCommentBySlugErrors, GetCommentBySlugResponses, GetCommentData, GetCommentErrors, GetCommentResponses, GetCommentSummaryData, GetCommentSummaryErrors, GetCommentSummaryResponses, GetCommentTreeData, GetCommentTreeErrors, GetCommentTreeResponses, GetConversationCountsData, GetConversationCountsErrors, GetConversationCountsResponses, GetDlqMessageData, GetDlqMessageErrors, GetDlqMessageResponses, GetEdgeRemovalData, GetEdgeRemovalErrors, GetEdgeRemovalResponses, GetFollowData, GetFollowErrors, GetFollowResponses, GetGroupCountsData, GetGroupCountsErrors, GetGroupCountsResponses, GetLikeData, GetLikeErrors, GetLikeResponses, GetMembershipData, GetMembershipErrors, GetMembershipResponses, GetMessageData, GetMessageErrors, GetMessageResponses, GetMessageSummaryData, GetMessageSummaryErrors, GetMessageSummaryResponses, GetPostCountsData, GetPostCountsErrors, GetPostCountsResponses, GetProductCountsData, GetProductCountsErrors, GetProductCountsResponses, GetReviewData, GetReviewErrors, GetReviewResponses, GetReviewSummaryData, GetReviewSummaryErrors, GetReviewSummaryResponses, GetShareData, GetShareErrors, GetShareResponses, GetThreadData, GetThreadErrors, GetThreadResponses, GetUserCountsData, GetUserCountsErrors, GetUserCountsResponses, ListCommentRepliesData, ListCommentRepliesErrors, ListCommentRepliesResponses, ListCommentsData, ListCommentsErrors, ListCommentsResponses, ListCommentVersionsData, ListCommentVersionsErrors, ListCommentVersionsResponses, ListDlqMessagesData, ListDlqMessagesErrors, ListDlqMessagesResponses, ListFollowVersionsData, ListFollowVersionsErrors, ListFollowVersionsResponses, ListGroupMembersData, ListGroupMembersErrors, ListGroupMembersResponses, ListKindsData, ListKindsErrors, ListKindsResponses, ListLikeVersionsData, ListLikeVersionsErrors, ListLikeVersionsResponses, ListMembershipVersionsData, ListMembershipVersionsErrors, ListMembershipVersionsResponses, ListMessagesData, ListMessagesErrors, ListMessagesResponses, ListMessageVersionsData, ListMessageVersionsErrors, ListMessageVersionsResponses, ListPendingCommentsData, ListPendingCommentsErrors, ListPendingCommentsResponses, ListPostLikersData, ListPostLikersErrors, ListPostLikersResponses, ListPostSharersData, ListPostSharersErrors, ListPostSharersResponses, ListReviewsData, ListReviewsErrors, ListReviewsResponses, ListReviewVersionsData, ListReviewVersionsErrors, ListReviewVersionsResponses, ListShareVersionsData, ListShareVersionsErrors, ListShareVersionsResponses, ListThreadVersionsData, ListThreadVersionsErrors, ListThreadVersionsResponses, ListUserCommentsData, ListUserCommentsErrors, ListUserCommentsResponses, ListUserFollowersData, ListUserFollowersErrors, ListUserFollowersResponses, ListUserFollowingData, ListUserFollowingErrors, ListUserFollowingResponses, ListUserGroupsData, ListUserGroupsErrors, ListUserGroupsResponses, ListUserLikesData, ListUserLikesErrors, ListUserLikesResponses, ListUserMessagesData, ListUserMessagesErrors, ListUserMessagesResponses, ListUserMutualsData, ListUserMutualsErrors, ListUserMutualsResponses, ListUserReviewsData, ListUserReviewsErrors, ListUserReviewsResponses, ListUserSharesData, ListUserSharesErrors, ListUserSharesResponses, ModerateCommentData, ModerateCommentErrors, ModerateCommentResponses, PatchMembershipData, PatchMembershipErrors, PatchMembershipResponses, PutFollowData, PutFollowErrors, PutFollowResponses, PutLikeData, PutLikeErrors, PutLikeResponses, PutMembershipData, PutMembershipErrors, PutMembershipResponses, PutShareData, PutShareErrors, PutShareResponses, PutThreadData, PutThreadErrors, PutThreadResponses, RemoveFollowData, RemoveFollowErrors, RemoveFollowResponses, RemoveGroupEdgesData, RemoveGroupEdgesErrors, RemoveGroupEdgesResponses, RemoveLikeData, RemoveLikeErrors, RemoveLikeResponses, RemoveMembershipData, RemoveMembershipErrors, RemoveMembershipResponses, RemovePostEdgesData, RemovePostEdgesErrors, RemovePostEdgesResponses, RemoveShareData, RemoveShareErrors, RemoveShareResponses, RemoveUserEdgesData, RemoveUserEdgesErrors, RemoveUserEdgesResponses, RetryDlqMessageData, RetryDlqMessageErrors, RetryDlqMessageResponses } from './types.gen.js';
+import type { BatchCommentsData, BatchCommentsErrors, BatchCommentsResponses, BatchFollowsData, BatchFollowsErrors, BatchFollowsResponses, BatchLikesData, BatchLikesErrors, BatchLikesResponses, BatchMembershipsData, BatchMembershipsErrors, BatchMembershipsResponses, BatchMessagesData, BatchMessagesErrors, BatchMessagesResponses, BatchReviewsData, BatchReviewsErrors, BatchReviewsResponses, BatchSharesData, BatchSharesErrors, BatchSharesResponses, CheckFollowsData, CheckFollowsErrors, CheckFollowsResponses, CheckGroupsData, CheckGroupsErrors, CheckGroupsResponses, CheckLikesData, CheckLikesErrors, CheckLikesResponses, CheckMembershipsData, CheckMembershipsErrors, CheckMembershipsResponses, CheckPostsData, CheckPostsErrors, CheckPostsResponses, CheckSharesData, CheckSharesErrors, CheckSharesResponses, CheckUsersData, CheckUsersErrors, CheckUsersResponses, CountConversationsData, CountConversationsErrors, CountConversationsResponses, CountGroupsData, CountGroupsErrors, CountGroupsResponses, CountPostsData, CountPostsErrors, CountPostsResponses, CountProductsData, CountProductsErrors, CountProductsResponses, CountUsersData, CountUsersErrors, CountUsersResponses, CreateCommentData, CreateCommentErrors, CreateCommentResponses, CreateMessageData, CreateMessageErrors, CreateMessageResponses, CreateReviewData, CreateReviewErrors, CreateReviewResponses, DeleteCommentData, DeleteCommentErrors, DeleteCommentResponses, DeleteMessageData, DeleteMessageErrors, DeleteMessageResponses, DeleteReviewData, DeleteReviewErrors, DeleteReviewResponses, DiscardDlqMessageData, DiscardDlqMessageErrors, DiscardDlqMessageResponses, EditCommentData, EditCommentErrors, EditCommentResponses, EditMessageData, EditMessageErrors, EditMessageResponses, EditReviewData, EditReviewErrors, EditReviewResponses, ExportCommentsData, ExportCommentsErrors, ExportCommentsResponses, ExportFollowsData, ExportFollowsErrors, ExportFollowsResponses, ExportLikesData, ExportLikesErrors, ExportLikesResponses, ExportMembershipsData, ExportMembershipsErrors, ExportMembershipsResponses, ExportMessagesData, ExportMessagesErrors, ExportMessagesResponses, ExportReviewsData, ExportReviewsErrors, ExportReviewsResponses, ExportSharesData, ExportSharesErrors, ExportSharesResponses, ExportThreadsData, ExportThreadsErrors, ExportThreadsResponses, GetCommentBySlugData, GetCommentBySlugErrors, GetCommentBySlugResponses, GetCommentData, GetCommentErrors, GetCommentResponses, GetCommentSummaryData, GetCommentSummaryErrors, GetCommentSummaryResponses, GetCommentTreeData, GetCommentTreeErrors, GetCommentTreeResponses, GetConversationCountsData, GetConversationCountsErrors, GetConversationCountsResponses, GetDlqMessageData, GetDlqMessageErrors, GetDlqMessageResponses, GetEdgeRemovalData, GetEdgeRemovalErrors, GetEdgeRemovalResponses, GetFollowData, GetFollowErrors, GetFollowResponses, GetGroupCountsData, GetGroupCountsErrors, GetGroupCountsResponses, GetLikeData, GetLikeErrors, GetLikeResponses, GetMembershipData, GetMembershipErrors, GetMembershipResponses, GetMessageData, GetMessageErrors, GetMessageResponses, GetMessageSummaryData, GetMessageSummaryErrors, GetMessageSummaryResponses, GetPostCountsData, GetPostCountsErrors, GetPostCountsResponses, GetProductCountsData, GetProductCountsErrors, GetProductCountsResponses, GetReviewData, GetReviewErrors, GetReviewResponses, GetReviewSummaryData, GetReviewSummaryErrors, GetReviewSummaryResponses, GetShareData, GetShareErrors, GetShareResponses, GetThreadData, GetThreadErrors, GetThreadResponses, GetUserCountsData, GetUserCountsErrors, GetUserCountsResponses, ListCommentRepliesData, ListCommentRepliesErrors, ListCommentRepliesResponses, ListCommentsData, ListCommentsErrors, ListCommentsResponses, ListCommentVersionsData, ListCommentVersionsErrors, ListCommentVersionsResponses, ListDlqMessagesData, ListDlqMessagesErrors, ListDlqMessagesResponses, ListFollowVersionsData, ListFollowVersionsErrors, ListFollowVersionsResponses, ListGroupMembersData, ListGroupMembersErrors, ListGroupMembersResponses, ListKindsData, ListKindsErrors, ListKindsResponses, ListLikeVersionsData, ListLikeVersionsErrors, ListLikeVersionsResponses, ListMembershipVersionsData, ListMembershipVersionsErrors, ListMembershipVersionsResponses, ListMessagesData, ListMessagesErrors, ListMessagesResponses, ListMessageVersionsData, ListMessageVersionsErrors, ListMessageVersionsResponses, ListPendingCommentsData, ListPendingCommentsErrors, ListPendingCommentsResponses, ListPostLikersData, ListPostLikersErrors, ListPostLikersResponses, ListPostSharersData, ListPostSharersErrors, ListPostSharersResponses, ListReviewsData, ListReviewsErrors, ListReviewsResponses, ListReviewVersionsData, ListReviewVersionsErrors, ListReviewVersionsResponses, ListShareVersionsData, ListShareVersionsErrors, ListShareVersionsResponses, ListThreadVersionsData, ListThreadVersionsErrors, ListThreadVersionsResponses, ListUserCommentsData, ListUserCommentsErrors, ListUserCommentsResponses, ListUserFollowersData, ListUserFollowersErrors, ListUserFollowersResponses, ListUserFollowingData, ListUserFollowingErrors, ListUserFollowingResponses, ListUserGroupsData, ListUserGroupsErrors, ListUserGroupsResponses, ListUserLikesData, ListUserLikesErrors, ListUserLikesResponses, ListUserMessagesData, ListUserMessagesErrors, ListUserMessagesResponses, ListUserMutualsData, ListUserMutualsErrors, ListUserMutualsResponses, ListUserReviewsData, ListUserReviewsErrors, ListUserReviewsResponses, ListUserSharesData, ListUserSharesErrors, ListUserSharesResponses, ModerateCommentData, ModerateCommentErrors, ModerateCommentResponses, PatchMembershipData, PatchMembershipErrors, PatchMembershipResponses, PutFollowData, PutFollowErrors, PutFollowResponses, PutLikeData, PutLikeErrors, PutLikeResponses, PutMembershipData, PutMembershipErrors, PutMembershipResponses, PutShareData, PutShareErrors, PutShareResponses, PutThreadData, PutThreadErrors, PutThreadResponses, RemoveFollowData, RemoveFollowErrors, RemoveFollowResponses, RemoveGroupEdgesData, RemoveGroupEdgesErrors, RemoveGroupEdgesResponses, RemoveLikeData, RemoveLikeErrors, RemoveLikeResponses, RemoveMembershipData, RemoveMembershipErrors, RemoveMembershipResponses, RemovePostEdgesData, RemovePostEdgesErrors, RemovePostEdgesResponses, RemoveShareData, RemoveShareErrors, RemoveShareResponses, RemoveUserEdgesData, RemoveUserEdgesErrors, RemoveUserEdgesResponses, RetryDlqMessageData, RetryDlqMessageErrors, RetryDlqMessageResponses } from './types.gen.js';
 
 export type Options<TData extends TDataShape = TDataShape, ThrowOnError extends boolean = boolean, TResponse = unknown> = Options2<TData, ThrowOnError, TResponse> & {
     /**
@@ -242,6 +242,24 @@ export class Operations extends HeyApiClient {
     }
     
     /**
+     * Count the edges and children of up to 200 conversations
+     *
+     * Reads a projection. An unknown conversation counts 0. Needs the role `read`.
+     */
+    public countConversations<ThrowOnError extends boolean = true>(options: Options<CountConversationsData, ThrowOnError>): RequestResult<CountConversationsResponses, CountConversationsErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).post<CountConversationsResponses, CountConversationsErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/conversations:counts',
+            ...options,
+            headers: {
+                'Content-Type': 'application/json',
+                ...options.headers
+            }
+        });
+    }
+    
+    /**
      * Read the progress of a removal of all edges of an object
      *
      * Reads the truth. Needs the role `read`.
@@ -399,6 +417,42 @@ export class Operations extends HeyApiClient {
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
             url: '/v1/groups/{group_id}:remove-edges',
+            ...options,
+            headers: {
+                'Content-Type': 'application/json',
+                ...options.headers
+            }
+        });
+    }
+    
+    /**
+     * Check which edges lead from a user to each of up to 200 groups
+     *
+     * Reads a projection. An unknown object has no edges. Needs the role `read`.
+     */
+    public checkGroups<ThrowOnError extends boolean = true>(options: Options<CheckGroupsData, ThrowOnError>): RequestResult<CheckGroupsResponses, CheckGroupsErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).post<CheckGroupsResponses, CheckGroupsErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/groups:check',
+            ...options,
+            headers: {
+                'Content-Type': 'application/json',
+                ...options.headers
+            }
+        });
+    }
+    
+    /**
+     * Count the edges of up to 200 groups
+     *
+     * Reads a projection. An unknown group counts 0. Needs the role `read`.
+     */
+    public countGroups<ThrowOnError extends boolean = true>(options: Options<CountGroupsData, ThrowOnError>): RequestResult<CountGroupsResponses, CountGroupsErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).post<CountGroupsResponses, CountGroupsErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/groups:counts',
             ...options,
             headers: {
                 'Content-Type': 'application/json',
@@ -1006,6 +1060,42 @@ export class Operations extends HeyApiClient {
     }
     
     /**
+     * Check which edges lead from a user to each of up to 200 posts
+     *
+     * Reads a projection. An unknown object has no edges. Needs the role `read`.
+     */
+    public checkPosts<ThrowOnError extends boolean = true>(options: Options<CheckPostsData, ThrowOnError>): RequestResult<CheckPostsResponses, CheckPostsErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).post<CheckPostsResponses, CheckPostsErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/posts:check',
+            ...options,
+            headers: {
+                'Content-Type': 'application/json',
+                ...options.headers
+            }
+        });
+    }
+    
+    /**
+     * Count the edges and children of up to 200 posts
+     *
+     * Reads a projection. An unknown post counts 0. Needs the role `read`.
+     */
+    public countPosts<ThrowOnError extends boolean = true>(options: Options<CountPostsData, ThrowOnError>): RequestResult<CountPostsResponses, CountPostsErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).post<CountPostsResponses, CountPostsErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/posts:counts',
+            ...options,
+            headers: {
+                'Content-Type': 'application/json',
+                ...options.headers
+            }
+        });
+    }
+    
+    /**
      * Count the edges and children of a product
      *
      * Reads a projection. An unknown product counts 0. Needs the role `read`.
@@ -1062,6 +1152,24 @@ export class Operations extends HeyApiClient {
             security: [{ scheme: 'bearer', type: 'http' }],
             url: '/v1/products/{product_id}/reviews/summary',
             ...options
+        });
+    }
+    
+    /**
+     * Count the edges and children of up to 200 products
+     *
+     * Reads a projection. An unknown product counts 0. Needs the role `read`.
+     */
+    public countProducts<ThrowOnError extends boolean = true>(options: Options<CountProductsData, ThrowOnError>): RequestResult<CountProductsResponses, CountProductsErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).post<CountProductsResponses, CountProductsErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/products:counts',
+            ...options,
+            headers: {
+                'Content-Type': 'application/json',
+                ...options.headers
+            }
         });
     }
     
@@ -1436,7 +1544,25 @@ export class Operations extends HeyApiClient {
     }
     
     /**
-     * Count the followers and followings of up to 500 users
+     * Check which edges lead from a user to each of up to 200 users
+     *
+     * Reads a projection. An unknown object has no edges. Needs the role `read`.
+     */
+    public checkUsers<ThrowOnError extends boolean = true>(options: Options<CheckUsersData, ThrowOnError>): RequestResult<CheckUsersResponses, CheckUsersErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).post<CheckUsersResponses, CheckUsersErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/users:check',
+            ...options,
+            headers: {
+                'Content-Type': 'application/json',
+                ...options.headers
+            }
+        });
+    }
+    
+    /**
+     * Count the edges of up to 200 users
      *
      * Reads a projection. An unknown user counts 0. Needs the role `read`.
      */
@@ -1444,7 +1570,7 @@ export class Operations extends HeyApiClient {
         return (options.client ?? this.client).post<CountUsersResponses, CountUsersErrors, ThrowOnError, 'data'>({
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
-            url: '/v1/users:count',
+            url: '/v1/users:counts',
             ...options,
             headers: {
                 'Content-Type': 'application/json',

@@ -196,6 +196,36 @@ export type ConversationCounts = {
     };
 };
 
+export type ConversationCountsItem = {
+    counts: {
+        messages: {
+            /**
+             * The number ever written, deleted ones included.
+             */
+            total: number;
+            /**
+             * The number of visible ones.
+             */
+            visible: number;
+        };
+    };
+    /**
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+     */
+    id: string;
+};
+
+export type ConversationCountsList = {
+    /**
+     * The answer includes every write that had committed by this time, except parked and scheduled events.
+     */
+    as_of: string;
+    /**
+     * One per id, in the order of the request.
+     */
+    items: Array<ConversationCountsItem>;
+};
+
 export type Counts = {
     /**
      * The counts include every write that had committed by this time, except parked and scheduled events.
@@ -574,6 +604,21 @@ export type Follow = {
     version: number;
 };
 
+export type FollowLink = {
+    /**
+     * True if the edge exists.
+     */
+    active: boolean;
+    /**
+     * When active last became true; absent if it is false.
+     */
+    positioned_at?: string;
+    /**
+     * True if the edge in the other direction exists.
+     */
+    reversed: boolean;
+};
+
 export type FollowOperation = {
     /**
      * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
@@ -625,12 +670,72 @@ export type FollowVersions = {
     next?: string;
 };
 
+export type GroupCheck = {
+    /**
+     * By kind. It has the kinds of the request.
+     */
+    edges: {
+        membership?: MembershipLink;
+    };
+    /**
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+     */
+    id: string;
+};
+
+export type GroupCheckInput = {
+    /**
+     * Kinds of edges. Default: all that lead from the origin.
+     */
+    edges?: Array<'membership'>;
+    /**
+     * 1 to 200 ids. A repeated id gets a repeated answer.
+     */
+    ids: Array<string>;
+    /**
+     * The user that the edges lead from.
+     */
+    user_id: string;
+};
+
+export type GroupCheckList = {
+    /**
+     * The answer includes every write that had committed by this time, except parked and scheduled events.
+     */
+    as_of: string;
+    /**
+     * One per id, in the order of the request.
+     */
+    items: Array<GroupCheck>;
+};
+
 export type GroupCounts = {
     /**
      * The counts include every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     members: number;
+};
+
+export type GroupCountsItem = {
+    counts: {
+        members: number;
+    };
+    /**
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+     */
+    id: string;
+};
+
+export type GroupCountsList = {
+    /**
+     * The answer includes every write that had committed by this time, except parked and scheduled events.
+     */
+    as_of: string;
+    /**
+     * One per id, in the order of the request.
+     */
+    items: Array<GroupCountsItem>;
 };
 
 export type GroupEdgeRemovalOptions = {
@@ -686,6 +791,17 @@ export type LikeCheckInputBody = {
      * 1 to 500 pairs. A repeated pair gets a repeated answer.
      */
     pairs: Array<LikePair>;
+};
+
+export type LikeLink = {
+    /**
+     * True if the edge exists.
+     */
+    active: boolean;
+    /**
+     * When active last became true; absent if it is false.
+     */
+    positioned_at?: string;
 };
 
 export type LikeOperation = {
@@ -826,13 +942,6 @@ export type LikeVersions = {
     next?: string;
 };
 
-export type ManyCountsInputBody = {
-    /**
-     * 1 to 500 users. A repeated user gets a repeated answer.
-     */
-    user_ids: Array<string>;
-};
-
 export type Membership = {
     attributes: {
         role: 'member' | 'moderator' | 'owner';
@@ -863,6 +972,23 @@ export type MembershipCheckInputBody = {
      * 1 to 500 pairs. A repeated pair gets a repeated answer.
      */
     pairs: Array<MembershipPair>;
+};
+
+export type MembershipLink = {
+    /**
+     * True if the edge exists.
+     */
+    active: boolean;
+    /**
+     * Absent if active is false.
+     */
+    attributes?: {
+        role: 'member' | 'moderator' | 'owner';
+    };
+    /**
+     * When active last became true; absent if it is false.
+     */
+    positioned_at?: string;
 };
 
 export type MembershipOrigin = {
@@ -1232,6 +1358,13 @@ export type MutualList = {
     truncated: boolean;
 };
 
+export type ObjectIds = {
+    /**
+     * 1 to 200 ids. A repeated id gets a repeated answer.
+     */
+    ids: Array<string>;
+};
+
 export type ObjectKind = {
     name: string;
     /**
@@ -1330,6 +1463,46 @@ export type PastShare = {
     version: number;
 };
 
+export type PostCheck = {
+    /**
+     * By kind. It has the kinds of the request.
+     */
+    edges: {
+        like?: LikeLink;
+        share?: ShareLink;
+    };
+    /**
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+     */
+    id: string;
+};
+
+export type PostCheckInput = {
+    /**
+     * Kinds of edges. Default: all that lead from the origin.
+     */
+    edges?: Array<'like' | 'share'>;
+    /**
+     * 1 to 200 ids. A repeated id gets a repeated answer.
+     */
+    ids: Array<string>;
+    /**
+     * The user that the edges lead from.
+     */
+    user_id: string;
+};
+
+export type PostCheckList = {
+    /**
+     * The answer includes every write that had committed by this time, except parked and scheduled events.
+     */
+    as_of: string;
+    /**
+     * One per id, in the order of the request.
+     */
+    items: Array<PostCheck>;
+};
+
 export type PostCounts = {
     /**
      * The counts include every write that had committed by this time, except parked and scheduled events.
@@ -1347,6 +1520,38 @@ export type PostCounts = {
     };
     likers: number;
     sharers: number;
+};
+
+export type PostCountsItem = {
+    counts: {
+        comments: {
+            /**
+             * The number ever written, deleted ones included.
+             */
+            total: number;
+            /**
+             * The number of visible ones.
+             */
+            visible: number;
+        };
+        likers: number;
+        sharers: number;
+    };
+    /**
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+     */
+    id: string;
+};
+
+export type PostCountsList = {
+    /**
+     * The answer includes every write that had committed by this time, except parked and scheduled events.
+     */
+    as_of: string;
+    /**
+     * One per id, in the order of the request.
+     */
+    items: Array<PostCountsItem>;
 };
 
 export type PostEdgeRemovalOptions = {
@@ -1416,6 +1621,48 @@ export type ProductCounts = {
          */
         visible: number;
     };
+};
+
+export type ProductCountsItem = {
+    counts: {
+        reviews: {
+            aggregates: {
+                rating: {
+                    /**
+                     * The number of visible ones with the attribute.
+                     */
+                    count: number;
+                    /**
+                     * The sum of their values; divide by count for the average.
+                     */
+                    sum: number;
+                };
+            };
+            /**
+             * The number ever written, deleted ones included.
+             */
+            total: number;
+            /**
+             * The number of visible ones.
+             */
+            visible: number;
+        };
+    };
+    /**
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+     */
+    id: string;
+};
+
+export type ProductCountsList = {
+    /**
+     * The answer includes every write that had committed by this time, except parked and scheduled events.
+     */
+    as_of: string;
+    /**
+     * One per id, in the order of the request.
+     */
+    items: Array<ProductCountsItem>;
 };
 
 export type Relation = {
@@ -1683,6 +1930,17 @@ export type ShareCheckInputBody = {
      * 1 to 500 pairs. A repeated pair gets a repeated answer.
      */
     pairs: Array<SharePair>;
+};
+
+export type ShareLink = {
+    /**
+     * True if the edge exists.
+     */
+    active: boolean;
+    /**
+     * When active last became true; absent if it is false.
+     */
+    positioned_at?: string;
 };
 
 export type ShareOperation = {
@@ -2033,24 +2291,68 @@ export type TreeComment = {
     version: number;
 };
 
-export type UserCounts = {
-    followers: number;
-    following: number;
+export type UserCheck = {
+    /**
+     * By kind. It has the kinds of the request.
+     */
+    edges: {
+        follow?: FollowLink;
+    };
     /**
      * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+     */
+    id: string;
+};
+
+export type UserCheckInput = {
+    /**
+     * Kinds of edges. Default: all that lead from the origin.
+     */
+    edges?: Array<'follow'>;
+    /**
+     * 1 to 200 ids. A repeated id gets a repeated answer.
+     */
+    ids: Array<string>;
+    /**
+     * The user that the edges lead from.
      */
     user_id: string;
 };
 
-export type UserCountsList = {
+export type UserCheckList = {
     /**
-     * The counts include every write that had committed by this time, except parked and scheduled events.
+     * The answer includes every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     /**
-     * One per user, in the order of the request.
+     * One per id, in the order of the request.
      */
-    items: Array<UserCounts>;
+    items: Array<UserCheck>;
+};
+
+export type UserCountsItem = {
+    counts: {
+        followers: number;
+        following: number;
+        groups: number;
+        likes: number;
+        shares: number;
+    };
+    /**
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+     */
+    id: string;
+};
+
+export type UserCountsList = {
+    /**
+     * The answer includes every write that had committed by this time, except parked and scheduled events.
+     */
+    as_of: string;
+    /**
+     * One per id, in the order of the request.
+     */
+    items: Array<UserCountsItem>;
 };
 
 export type UserEdgeRemovalOptions = {
@@ -3061,6 +3363,76 @@ export type GetMessageSummaryResponses = {
 
 export type GetMessageSummaryResponse = GetMessageSummaryResponses[keyof GetMessageSummaryResponses];
 
+export type CountConversationsData = {
+    body: ObjectIds;
+    headers?: {
+        /**
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
+         */
+        'Tidings-Token'?: string;
+    };
+    path?: never;
+    query?: never;
+    url: '/v1/conversations:counts';
+};
+
+export type CountConversationsErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
+     */
+    415: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type CountConversationsError = CountConversationsErrors[keyof CountConversationsErrors];
+
+export type CountConversationsResponses = {
+    /**
+     * OK
+     */
+    200: ConversationCountsList;
+};
+
+export type CountConversationsResponse = CountConversationsResponses[keyof CountConversationsResponses];
+
 export type GetEdgeRemovalData = {
     body?: never;
     path: {
@@ -3906,6 +4278,146 @@ export type RemoveGroupEdgesResponses = {
 };
 
 export type RemoveGroupEdgesResponse = RemoveGroupEdgesResponses[keyof RemoveGroupEdgesResponses];
+
+export type CheckGroupsData = {
+    body: GroupCheckInput;
+    headers?: {
+        /**
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
+         */
+        'Tidings-Token'?: string;
+    };
+    path?: never;
+    query?: never;
+    url: '/v1/groups:check';
+};
+
+export type CheckGroupsErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
+     */
+    415: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type CheckGroupsError = CheckGroupsErrors[keyof CheckGroupsErrors];
+
+export type CheckGroupsResponses = {
+    /**
+     * OK
+     */
+    200: GroupCheckList;
+};
+
+export type CheckGroupsResponse = CheckGroupsResponses[keyof CheckGroupsResponses];
+
+export type CountGroupsData = {
+    body: ObjectIds;
+    headers?: {
+        /**
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
+         */
+        'Tidings-Token'?: string;
+    };
+    path?: never;
+    query?: never;
+    url: '/v1/groups:counts';
+};
+
+export type CountGroupsErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
+     */
+    415: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type CountGroupsError = CountGroupsErrors[keyof CountGroupsErrors];
+
+export type CountGroupsResponses = {
+    /**
+     * OK
+     */
+    200: GroupCountsList;
+};
+
+export type CountGroupsResponse = CountGroupsResponses[keyof CountGroupsResponses];
 
 export type ListKindsData = {
     body?: never;
@@ -7046,6 +7558,146 @@ export type RemovePostEdgesResponses = {
 
 export type RemovePostEdgesResponse = RemovePostEdgesResponses[keyof RemovePostEdgesResponses];
 
+export type CheckPostsData = {
+    body: PostCheckInput;
+    headers?: {
+        /**
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
+         */
+        'Tidings-Token'?: string;
+    };
+    path?: never;
+    query?: never;
+    url: '/v1/posts:check';
+};
+
+export type CheckPostsErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
+     */
+    415: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type CheckPostsError = CheckPostsErrors[keyof CheckPostsErrors];
+
+export type CheckPostsResponses = {
+    /**
+     * OK
+     */
+    200: PostCheckList;
+};
+
+export type CheckPostsResponse = CheckPostsResponses[keyof CheckPostsResponses];
+
+export type CountPostsData = {
+    body: ObjectIds;
+    headers?: {
+        /**
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
+         */
+        'Tidings-Token'?: string;
+    };
+    path?: never;
+    query?: never;
+    url: '/v1/posts:counts';
+};
+
+export type CountPostsErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
+     */
+    415: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type CountPostsError = CountPostsErrors[keyof CountPostsErrors];
+
+export type CountPostsResponses = {
+    /**
+     * OK
+     */
+    200: PostCountsList;
+};
+
+export type CountPostsResponse = CountPostsResponses[keyof CountPostsResponses];
+
 export type GetProductCountsData = {
     body?: never;
     headers?: {
@@ -7373,6 +8025,76 @@ export type GetReviewSummaryResponses = {
 };
 
 export type GetReviewSummaryResponse = GetReviewSummaryResponses[keyof GetReviewSummaryResponses];
+
+export type CountProductsData = {
+    body: ObjectIds;
+    headers?: {
+        /**
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
+         */
+        'Tidings-Token'?: string;
+    };
+    path?: never;
+    query?: never;
+    url: '/v1/products:counts';
+};
+
+export type CountProductsErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
+     */
+    415: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type CountProductsError = CountProductsErrors[keyof CountProductsErrors];
+
+export type CountProductsResponses = {
+    /**
+     * OK
+     */
+    200: ProductCountsList;
+};
+
+export type CountProductsResponse = CountProductsResponses[keyof CountProductsResponses];
 
 export type DeleteReviewData = {
     body?: never;
@@ -9358,8 +10080,8 @@ export type RemoveUserEdgesResponses = {
 
 export type RemoveUserEdgesResponse = RemoveUserEdgesResponses[keyof RemoveUserEdgesResponses];
 
-export type CountUsersData = {
-    body: ManyCountsInputBody;
+export type CheckUsersData = {
+    body: UserCheckInput;
     headers?: {
         /**
          * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
@@ -9368,7 +10090,77 @@ export type CountUsersData = {
     };
     path?: never;
     query?: never;
-    url: '/v1/users:count';
+    url: '/v1/users:check';
+};
+
+export type CheckUsersErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
+     */
+    415: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type CheckUsersError = CheckUsersErrors[keyof CheckUsersErrors];
+
+export type CheckUsersResponses = {
+    /**
+     * OK
+     */
+    200: UserCheckList;
+};
+
+export type CheckUsersResponse = CheckUsersResponses[keyof CheckUsersResponses];
+
+export type CountUsersData = {
+    body: ObjectIds;
+    headers?: {
+        /**
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
+         */
+        'Tidings-Token'?: string;
+    };
+    path?: never;
+    query?: never;
+    url: '/v1/users:counts';
 };
 
 export type CountUsersErrors = {
