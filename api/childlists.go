@@ -11,6 +11,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/tokens"
 	"github.com/tidings/tidings/internal/versioned"
+	"github.com/tidings/tidings/projections/followercounts"
 	"github.com/tidings/tidings/projections/history"
 	"github.com/tidings/tidings/projections/threadcache"
 )
@@ -48,21 +49,29 @@ type Place struct {
 	Page
 }
 
+// Counting selects the counts of each child of a list.
+type Counting struct {
+	Counts []string `query:"counts" maxItems:"20" uniqueItems:"true" doc:"Lists of edges to each {child}, separated by commas: each {child} has their counts, and what their attributes add up to."`
+}
+
 type flatListInput struct {
 	UnderPath
-	Order string `query:"order" default:"oldest" enum:"oldest,newest" example:"newest" doc:"Visible {children} by age."`
+	Order string `query:"order" default:"oldest" enum:"oldest,newest,top" example:"newest" doc:"Visible {children} by age. top: those with the highest score first, and of one score the newest first."`
 	Place
+	Counting
 }
 
 type threadListInput struct {
 	UnderPath
-	Order string `query:"order" default:"oldest" enum:"oldest,newest,threaded" example:"newest" doc:"oldest and newest: visible {children} by age. threaded: each {child}, then its replies; an invisible {child} with a visible reply is a tombstone."`
+	Order string `query:"order" default:"oldest" enum:"oldest,newest,threaded,top" example:"newest" doc:"oldest and newest: visible {children} by age. threaded: each {child}, then its replies; an invisible {child} with a visible reply is a tombstone. top: visible {children}, those with the highest score first, and of one score the newest first."`
 	Place
+	Counting
 }
 
 type authorInput struct {
 	UserPath
 	Page
+	Counting
 }
 
 type childVersionsInput struct {
@@ -99,11 +108,11 @@ func (c *childRoutes) listRoutes() {
 		codeCursorInvalid, codeNotFound)
 	if c.k.Threaded {
 		register(c.server, r, func(ctx context.Context, in *threadListInput) (*anyOutput, error) {
-			return c.list(ctx, in.Object.ID, in.Order, in.Place)
+			return c.list(ctx, in.Object.ID, in.Order, in.Place, in.Counts)
 		})
 	} else {
 		register(c.server, r, func(ctx context.Context, in *flatListInput) (*anyOutput, error) {
-			return c.list(ctx, in.Object.ID, in.Order, in.Place)
+			return c.list(ctx, in.Object.ID, in.Order, in.Place, in.Counts)
 		})
 	}
 	register(c.server, c.listing("summary", c.under()+"/summary", c.schema("Summary", childSummary{}, c.threadOf),
@@ -118,7 +127,7 @@ func (c *childRoutes) listRoutes() {
 	register(c.server, authored, func(ctx context.Context, in *authorInput) (*anyOutput, error) {
 		l := list{tenant: callerOf(ctx).TenantID, name: c.k.Plural + " of " + authors, of: in.ID.ID}
 		var after ageCursor
-		return c.page(ctx, l, in.Page, false, &after, func(tx pgx.Tx) (childWindow, error) {
+		return c.page(ctx, l, in.Page, in.Counts, false, &after, func(tx pgx.Tx) (childWindow, error) {
 			return in.window(threadcache.ByAuthor(ctx, tx, c.k.Name, l.of, after.key(), in.Limit+1))
 		})
 	})
@@ -127,12 +136,38 @@ func (c *childRoutes) listRoutes() {
 	}
 }
 
-func (c *childRoutes) values(rows []event.Child) []any {
+// values returns the children as answers show them. With counts they have those of these lists.
+func (c *childRoutes) values(rows []event.Child, counts []map[string]any) []any {
 	items := make([]any, len(rows))
 	for i, row := range rows {
-		items[i] = c.value(childBodyOf(row))
+		body := childBodyOf(row)
+		if counts != nil {
+			body.Counts = counts[i]
+		}
+		items[i] = c.value(body)
 	}
 	return items
+}
+
+// counting returns the consumers that a read with these counts is of, besides that of the list.
+func counting(lists []string) (also []string) {
+	if len(lists) > 0 {
+		also = append(also, followercounts.Name)
+	}
+	return also
+}
+
+// countsOf returns the counts of these lists for each child, or nil without lists.
+func (c *childRoutes) countsOf(ctx context.Context, tx pgx.Tx, rows []event.Child, lists []string) ([]map[string]any, error) {
+	if len(lists) == 0 {
+		return nil, nil
+	}
+	ids := make([]event.ID, len(rows))
+	for i, row := range rows {
+		ids[i] = event.ID(row.ID)
+	}
+	ends := slices.DeleteFunc(slices.Clone(c.ends), func(e counted) bool { return !slices.Contains(lists, e.list) })
+	return edgeCounts(ctx, tx, ends, ids)
 }
 
 // readThread reads the state of the object's thread. It returns nil if the kind is not moderated.
@@ -169,6 +204,22 @@ func (c ageCursor) key() *threadcache.Key {
 	return &threadcache.Key{CreatedAt: c.At.Time, ChildID: c.ID}
 }
 
+// rankCursor is a place in the order of ranks.
+type rankCursor struct {
+	Score int64      `json:"s"`
+	At    event.Time `json:"t"`
+	ID    string     `json:"c"`
+}
+
+func (c rankCursor) at(event.Child, bool) any { return c }
+
+func (c rankCursor) after() *followercounts.Ranked {
+	if c.ID == "" {
+		return nil
+	}
+	return &followercounts.Ranked{ID: c.ID, Score: c.Score, CreatedAt: c.At.Time}
+}
+
 // threadCursor is a path: a place in the order of the thread.
 type threadCursor string
 
@@ -178,6 +229,7 @@ func (threadCursor) at(c event.Child, _ bool) any { return c.Path }
 type childWindow struct {
 	rows           []event.Child
 	earlier, later bool // whether the list has children before and after it
+	end            any  // the cursor of the next page, if it is not the place of the last child
 }
 
 // window returns the first rows of a query for one row more than the limit.
@@ -187,30 +239,39 @@ func (p Page) window(rows []event.Child, err error) (childWindow, error) {
 
 // page answers with a page of a list in the projection. It reads the request's cursor into from,
 // and then the window with query. If the list is of one object, the page has the state of its
-// thread.
-func (c *childRoutes) page(ctx context.Context, l list, in Page, ofObject bool, from childCursor,
-	query func(tx pgx.Tx) (childWindow, error)) (*anyOutput, error) {
+// thread. Its children have the counts of these lists.
+func (c *childRoutes) page(ctx context.Context, l list, in Page, counts []string, ofObject bool, from childCursor,
+	query func(tx pgx.Tx) (childWindow, error), also ...string) (*anyOutput, error) {
 	if in.Cursor != "" {
 		if err := c.cursors.decode(l, in.Cursor, from); err != nil {
 			return nil, err
 		}
 	}
+	if len(also) == 0 {
+		also = counting(counts)
+	}
 	var page childPage
 	var w childWindow
+	var counted []map[string]any
 	asOf, err := c.project(ctx, l.tenant, threadcache.Name, func(tx pgx.Tx) (err error) {
 		if ofObject {
 			if page.Thread, err = c.readThread(ctx, tx, l.of); err != nil {
 				return err
 			}
 		}
-		w, err = query(tx)
+		if w, err = query(tx); err == nil {
+			counted, err = c.countsOf(ctx, tx, w.rows, counts)
+		}
 		return err
-	})
+	}, also...)
 	if err != nil {
 		return nil, err
 	}
-	page.Items, page.AsOf = c.values(w.rows), asOf
-	if n := len(w.rows); n > 0 && w.later {
+	page.Items, page.AsOf = c.values(w.rows, counted), asOf
+	switch n := len(w.rows); {
+	case w.end != nil:
+		page.Next, err = c.cursors.encode(l, w.end)
+	case n > 0 && w.later:
 		page.Next, err = c.cursors.encode(l, from.at(w.rows[n-1], false))
 	}
 	if err == nil && len(w.rows) > 0 && w.earlier {
@@ -225,7 +286,7 @@ func (s *server) checkPlace(order string, in Place) error {
 		return s.problems.problem(codeValidation, "", FieldError{Detail: detail, Parameter: parameter})
 	}
 	switch {
-	case in.Skip > 0 && order == "threaded":
+	case in.Skip > 0 && order != "oldest" && order != "newest":
 		return refuse("skip", "skip needs the order oldest or newest")
 	case in.Skip > 0 && (in.Cursor != "" || in.Around != ""):
 		return refuse("skip", "skip excludes cursor and around")
@@ -238,18 +299,45 @@ func (s *server) checkPlace(order string, in Place) error {
 }
 
 // list returns a page of the children of an object.
-func (c *childRoutes) list(ctx context.Context, object event.ID, order string, in Place) (*anyOutput, error) {
+func (c *childRoutes) list(ctx context.Context, object event.ID, order string, in Place, counts []string) (*anyOutput, error) {
 	if err := c.checkPlace(order, in); err != nil {
 		return nil, err
 	}
 	l := list{tenant: callerOf(ctx).TenantID, name: c.k.Plural + " " + order, of: object}
-	if order == "threaded" {
-		return c.threaded(ctx, l, "", in.Page)
+	switch order {
+	case "threaded":
+		return c.threaded(ctx, l, "", in.Page, counts)
+	case "top":
+		var from rankCursor
+		return c.page(ctx, l, in.Page, counts, true, &from, func(tx pgx.Tx) (childWindow, error) {
+			return c.byRank(ctx, tx, object, in.Limit, from)
+		}, followercounts.Name)
 	}
 	var from ageCursor
-	return c.page(ctx, l, in.Page, true, &from, func(tx pgx.Tx) (childWindow, error) {
+	return c.page(ctx, l, in.Page, counts, true, &from, func(tx pgx.Tx) (childWindow, error) {
 		return c.byAge(ctx, tx, object, threadcache.Order(order == "newest"), in, from)
 	})
+}
+
+// byRank reads a page in the order of ranks. The page leaves out children that the list of children
+// does not show: one of the two projections may be ahead.
+func (c *childRoutes) byRank(ctx context.Context, tx pgx.Tx, object event.ID, limit int, from rankCursor) (w childWindow, err error) {
+	ranked, err := followercounts.Top(ctx, tx, c.k.Name, object, from.after(), limit+1)
+	if err != nil {
+		return w, err
+	}
+	if len(ranked) > limit {
+		ranked = ranked[:limit]
+		last := ranked[limit-1]
+		w.end = rankCursor{last.Score, event.Time{Time: last.CreatedAt}, last.ID}
+	}
+	ids := make([]string, len(ranked))
+	for i, r := range ranked {
+		ids[i] = r.ID
+	}
+	w.rows, err = threadcache.ByIDs(ctx, tx, c.k.Name, ids)
+	w.rows = slices.DeleteFunc(w.rows, func(c event.Child) bool { return !c.Visible() })
+	return w, err
 }
 
 // byAge reads a page in the order of age: around a child, before a cursor, after skipped children,
@@ -269,7 +357,7 @@ func (c *childRoutes) byAge(ctx context.Context, tx pgx.Tx, object event.ID, ord
 	case from.Before:
 		w, err = in.window(threadcache.Page(ctx, tx, c.k.Name, object, !order, from.key(), in.Limit+1))
 		slices.Reverse(w.rows)
-		return childWindow{w.rows, w.later, true}, err
+		return childWindow{rows: w.rows, earlier: w.later, later: true}, err
 	case in.Skip > 0:
 		w, err = in.window(threadcache.Skip(ctx, tx, c.k.Name, object, order, in.Skip, in.Limit+1))
 	default:

@@ -151,7 +151,7 @@ func (c *childRoutes) pendingRoute(answer *huma.Schema) {
 	register(c.server, r, func(ctx context.Context, in *pendingInput) (*anyOutput, error) {
 		l := list{tenant: callerOf(ctx).TenantID, name: "pending " + c.k.Plural, of: in.Object.ID} // 0 if absent
 		var after ageCursor
-		return c.page(ctx, l, in.Page, false, &after, func(tx pgx.Tx) (childWindow, error) {
+		return c.page(ctx, l, in.Page, nil, false, &after, func(tx pgx.Tx) (childWindow, error) {
 			some := threadcache.Moderated{State: event.ModerationPending, Object: l.of}
 			return in.window(some.Page(ctx, tx, c.k.Name, after.key(), in.Limit+1))
 		})

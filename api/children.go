@@ -34,6 +34,8 @@ type childBody struct {
 	UpdatedAt  event.Time      `json:"updated_at" format:"date-time"`
 	Attributes json.RawMessage `json:"attributes,omitempty"`
 
+	Counts map[string]any `json:"counts,omitempty" doc:"Only in a list that asks for them."`
+
 	// Only in a tree, and in the answer for a permalink (childthreads.go):
 	Replies []any       `json:"replies,omitempty"`
 	Thread  any         `json:"thread,omitempty"`
@@ -113,12 +115,17 @@ type childOutput struct {
 type childRoutes struct {
 	archetype
 	k      kinds.Child
+	ends   []counted    // the kinds of edges that lead to the children
 	thread *huma.Schema // the schema of a thread's state, if the kind is moderated
 }
 
 // addChildRoutes registers all routes of a kind of children except the counts of objects.
 func (s *server) addChildRoutes(k kinds.Child) {
-	c := &childRoutes{archetype: newArchetype(s, k.Name, k.Plural, childNaming(k)), k: k}
+	c := &childRoutes{archetype: newArchetype(s, k.Name, k.Plural, childNaming(k)), k: k, ends: s.target(k.Name).ends}
+	for _, end := range c.ends {
+		c.countable = append(c.countable, end.list)
+	}
+	c.ranked = k.RankedBy != ""
 	c.names["settings"] = c.word("settings")
 	c.entity = c.schema("", childBody{}, c.looks())
 	s.entities[k.Name] = c.entity
@@ -150,6 +157,13 @@ func (c *childRoutes) looks(also ...string) func(*huma.Schema) {
 			property("depth", schema.Properties["depth"], true)(schema)
 		} else {
 			without("parent_id", "slug", "depth")(schema)
+		}
+		if len(c.ends) > 0 {
+			counts := objectOf(edgeCountMembers(c.ends), false)
+			counts.Description = schema.Properties["counts"].Description
+			property("counts", counts, false)(schema)
+		} else {
+			without("counts")(schema)
 		}
 		for _, name := range []string{"replies", "thread", "as_of"} {
 			if !slices.Contains(also, name) {

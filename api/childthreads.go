@@ -28,11 +28,18 @@ type childTree struct {
 type repliesInput struct {
 	ChildPath
 	Page
+	Counting
+}
+
+type treeInput struct {
+	UnderPath
+	Counting
 }
 
 type slugInput struct {
 	UnderPath
 	Slug string `path:"slug" pattern:"^[0-9a-z]{8}$" patternDescription:"8 digits and lower-case letters"`
+	Counting
 }
 
 func (c *childRoutes) threadRoutes() {
@@ -63,9 +70,9 @@ func (c *childRoutes) threadRoutes() {
 
 // threaded returns a page in the order of the thread of the list's object. If below is the path of
 // a child, it has only what is below that child.
-func (c *childRoutes) threaded(ctx context.Context, l list, below string, in Page) (*anyOutput, error) {
+func (c *childRoutes) threaded(ctx context.Context, l list, below string, in Page, counts []string) (*anyOutput, error) {
 	var after threadCursor
-	return c.page(ctx, l, in, true, &after, func(tx pgx.Tx) (childWindow, error) {
+	return c.page(ctx, l, in, counts, true, &after, func(tx pgx.Tx) (childWindow, error) {
 		return in.window(threadcache.Threaded(ctx, tx, c.k.Name, l.of, below, string(after), in.Limit+1))
 	})
 }
@@ -84,19 +91,23 @@ func (c *childRoutes) replies(ctx context.Context, in *repliesInput) (*anyOutput
 		return nil, err
 	}
 	// A child never changes its place, so a second transaction may read its replies.
-	return c.threaded(ctx, list{tenant: tenant, name: c.k.Name + " replies " + id, of: of.Parent}, of.Path, in.Page)
+	return c.threaded(ctx, list{tenant: tenant, name: c.k.Name + " replies " + id, of: of.Parent}, of.Path, in.Page, in.Counts)
 }
 
-func (c *childRoutes) tree(ctx context.Context, in *UnderPath) (*anyOutput, error) {
+func (c *childRoutes) tree(ctx context.Context, in *treeInput) (*anyOutput, error) {
 	object := in.Object.ID
 	var rows []event.Child
+	var counts []map[string]any
 	var thread any
 	asOf, err := c.project(ctx, callerOf(ctx).TenantID, threadcache.Name, func(tx pgx.Tx) (err error) {
 		if thread, err = c.readThread(ctx, tx, object); err == nil {
 			rows, err = threadcache.Threaded(ctx, tx, c.k.Name, object, "", "", maxTree+1)
 		}
+		if err == nil {
+			counts, err = c.countsOf(ctx, tx, rows, in.Counts)
+		}
 		return err
-	})
+	}, counting(in.Counts)...)
 	if err != nil {
 		return nil, err
 	}
@@ -105,25 +116,30 @@ func (c *childRoutes) tree(ctx context.Context, in *UnderPath) (*anyOutput, erro
 		return nil, c.problems.problem(codeThreadTooLarge,
 			fmt.Sprintf("read %s?order=threaded in pages, or read %s/replies for the part below one %s", list, c.one(), c.k.Name))
 	}
-	items, _ := c.nest(rows, "")
+	items, _, _ := c.nest(rows, counts, "")
 	return &anyOutput{Body: childTree{Items: items, Thread: thread, AsOf: asOf}}, nil
 }
 
-// nest makes a tree of the first rows, as far as they are below a path, and returns the other rows.
-// The rows are in the order of the thread. The parent of a child may be missing, for example
+// nest makes a tree of the first rows, as far as they are below a path, and returns the other rows,
+// and their counts if there are any. The rows are in the order of the thread. The parent of a child may be missing, for example
 // because its event waits in the DLQ. Then the child is below its nearest ancestor.
-func (c *childRoutes) nest(rows []event.Child, below string) (nodes []any, others []event.Child) {
-	nodes = []any{}
+func (c *childRoutes) nest(rows []event.Child, counts []map[string]any, below string) ([]any, []event.Child, []map[string]any) {
+	nodes := []any{}
 	for len(rows) > 0 && strings.HasPrefix(rows[0].Path, below) {
-		node := childBodyOf(rows[0])
-		node.Replies, rows = c.nest(rows[1:], rows[0].Path+"/")
+		node, inside := childBodyOf(rows[0]), rows[0].Path+"/"
+		rows = rows[1:]
+		if counts != nil {
+			node.Counts, counts = counts[0], counts[1:]
+		}
+		node.Replies, rows, counts = c.nest(rows, counts, inside)
 		nodes = append(nodes, c.value(node))
 	}
-	return nodes, rows
+	return nodes, rows, counts
 }
 
 func (c *childRoutes) bySlug(ctx context.Context, in *slugInput) (*anyOutput, error) {
 	var child event.Child
+	var counts []map[string]any
 	var thread any
 	asOf, err := c.project(ctx, callerOf(ctx).TenantID, threadcache.Name, func(tx pgx.Tx) (err error) {
 		if thread, err = c.readThread(ctx, tx, in.Object.ID); err != nil {
@@ -134,12 +150,18 @@ func (c *childRoutes) bySlug(ctx context.Context, in *slugInput) (*anyOutput, er
 		if err == nil && !found {
 			err = c.notFound()
 		}
+		if err == nil {
+			counts, err = c.countsOf(ctx, tx, []event.Child{child}, in.Counts)
+		}
 		return err
-	})
+	}, counting(in.Counts)...)
 	if err != nil {
 		return nil, err
 	}
 	body := childBodyOf(child)
 	body.Thread, body.AsOf = thread, &asOf
+	if counts != nil {
+		body.Counts = counts[0]
+	}
 	return &anyOutput{Body: c.value(body)}, nil // no ETag: the version covers neither the thread nor as_of
 }

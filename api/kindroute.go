@@ -25,11 +25,13 @@ import (
 
 // naming translates the names of an archetype to those of one kind.
 type naming struct {
-	names  map[string]string // the kind's names by the archetype's
-	filter *huma.Param       // of the query: an attribute, or nil
-	nouns  *strings.Replacer // in descriptions, or nil: {a child}, {children}, {an object}, ...
-	prose  *strings.Replacer // in titles of problems, or nil
-	shapes sync.Map          // reflect.Type to reflect.Type
+	names     map[string]string // the kind's names by the archetype's
+	filter    *huma.Param       // of the query: an attribute, or nil
+	countable []any             // the lists whose counts a list of children can have
+	ranked    bool              // lists of children have the order top
+	nouns     *strings.Replacer // in descriptions, or nil: {a child}, {children}, {an object}, ...
+	prose     *strings.Replacer // in titles of problems, or nil
+	shapes    sync.Map          // reflect.Type to reflect.Type
 }
 
 func edgeNaming(k kinds.Edge) *naming {
@@ -210,9 +212,20 @@ func (n *naming) document(op *huma.Operation) {
 	if n == nil {
 		return
 	}
+	if len(n.countable) == 0 {
+		op.Parameters = slices.DeleteFunc(op.Parameters, func(p *huma.Param) bool { return p.Name == "counts" && p.In == "query" })
+	}
 	for _, p := range op.Parameters {
 		if text := n.text(p.Description); text != p.Description {
 			p.Description, p.Schema.Description = text, text
+		}
+		switch {
+		case p.Name == "counts" && p.In == "query":
+			p.Schema.Items.Enum, p.Schema.Examples, p.Example = n.countable, nil, n.countable[:1]
+			p.Schema.Items.PrecomputeMessages()
+		case p.Name == "order" && !n.ranked:
+			p.Schema.Enum = slices.DeleteFunc(p.Schema.Enum, func(v any) bool { return v == "top" })
+			p.Schema.PrecomputeMessages()
 		}
 		p.Name = n.of(p.Name)
 	}

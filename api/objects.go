@@ -21,8 +21,8 @@ import (
 // maxObjects is the most objects that one request asks about. The tags of the bodies have it too.
 const maxObjects = 200
 
-// target is what edges lead from and to, and what has children: an object, which its plural names
-// in paths.
+// target is what edges lead from and to, and what has children: an object, or a child that edges
+// lead to. Its plural names it in paths.
 type target struct {
 	name, plural string
 	ends         []counted     // the ends of edges of all kinds
@@ -32,27 +32,51 @@ type target struct {
 
 // counted is one count of an object: the edges of a kind at one end.
 type counted struct {
-	k    kinds.Edge
-	list string
-	of   func(followercounts.Counts) int64
+	k        kinds.Edge
+	list     string
+	incoming bool
+}
+
+// of returns the count.
+func (c counted) of(both followercounts.Counts) int64 {
+	if c.incoming {
+		return both.Incoming
+	}
+	return both.Outgoing
+}
+
+// aggregates returns the attributes that the count adds up.
+func (c counted) aggregates() []string {
+	if !c.incoming {
+		return nil
+	}
+	return c.k.Aggregates()
 }
 
 func (s *server) targets() (all []target) {
 	for _, name := range slices.Sorted(maps.Keys(s.kinds.Objects)) {
-		t := target{name: name, plural: s.kinds.Objects[name],
-			under: slices.DeleteFunc(s.kinds.AllChildren(), func(k kinds.Child) bool { return k.Parent != name })}
-		for _, k := range s.kinds.AllEdges() {
-			if k.To == name {
-				t.ends = append(t.ends, counted{k, k.Reverse, func(c followercounts.Counts) int64 { return c.Incoming }})
-				t.to = append(t.to, k)
-			}
-			if k.From == name {
-				t.ends = append(t.ends, counted{k, k.Forward, func(c followercounts.Counts) int64 { return c.Outgoing }})
-			}
-		}
-		all = append(all, t)
+		all = append(all, s.target(name))
+	}
+	for _, k := range s.kinds.AllChildren() {
+		all = append(all, s.target(k.Name))
 	}
 	return all
+}
+
+// target returns what there is about an object or a kind of children.
+func (s *server) target(name string) target {
+	t := target{name: name, plural: s.kinds.Plural(name),
+		under: slices.DeleteFunc(s.kinds.AllChildren(), func(k kinds.Child) bool { return k.Parent != name })}
+	for _, k := range s.kinds.AllEdges() {
+		if k.To == name {
+			t.ends = append(t.ends, counted{k, k.Reverse, true})
+			t.to = append(t.to, k)
+		}
+		if k.From == name {
+			t.ends = append(t.ends, counted{k, k.Forward, false})
+		}
+	}
+	return t
 }
 
 // objectRoutes registers the routes that answer about objects for all kinds at once.
@@ -125,9 +149,8 @@ type countsInput struct{ Body ObjectIDs }
 // children of all kinds.
 func (s *server) countRoutes(t target) {
 	schema, what := camel(t.name)+"Counts", "edges"
-	members := make(map[string]*huma.Schema)
+	members := edgeCountMembers(t.ends)
 	for _, c := range t.ends {
-		members[c.list] = &huma.Schema{Type: huma.TypeInteger, Format: "int64"}
 		schema = cmp.Or(wordsOf(c.k.Name).schemas["Counts"], schema)
 	}
 	for _, k := range t.under {
@@ -174,34 +197,152 @@ func (s *server) countRoutes(t target) {
 // counts returns the counts of each object, in the order of ids, by the names of the lists and the
 // plurals of the children. as_of is the older one of the projections that they come from.
 func (s *server) counts(ctx context.Context, t target, ids []event.ID) (counts []map[string]any, asOf event.Time, err error) {
-	counts = make([]map[string]any, len(ids))
+	var from []string
+	if len(t.ends) > 0 {
+		from = append(from, followercounts.Name)
+	}
+	if len(t.under) > 0 {
+		from = append(from, threadcache.Name)
+	}
+	asOf, err = s.project(ctx, callerOf(ctx).TenantID, from[0], func(tx pgx.Tx) error {
+		var err error
+		if counts, err = edgeCounts(ctx, tx, t.ends, ids); err != nil {
+			return err
+		}
+		return childCounts(ctx, tx, t.under, ids, counts)
+	}, from[1:]...)
+	return counts, asOf, err
+}
+
+// edgeCounts returns the counts of each object, in the order of ids, by the names of the lists. What
+// edges add up to is by the same names in aggregates.
+func edgeCounts(ctx context.Context, tx pgx.Tx, ends []counted, ids []event.ID) ([]map[string]any, error) {
+	counts := make([]map[string]any, len(ids))
 	for i := range counts {
 		counts[i] = make(map[string]any)
 	}
-	if len(t.ends) > 0 {
-		var names []string
-		for _, c := range t.ends {
-			names = append(names, c.k.Name)
+	var names, aggregated []string
+	for _, c := range ends {
+		names = append(names, c.k.Name)
+		if len(c.aggregates()) > 0 {
+			aggregated = append(aggregated, c.k.Name)
 		}
-		names = slices.Compact(names) // both ends of a kind may be this object
-		asOf, err = s.project(ctx, callerOf(ctx).TenantID, followercounts.Name, func(tx pgx.Tx) error {
-			all, err := followercounts.ReadCounts(ctx, tx, names, ids)
-			for i, id := range ids {
-				for _, c := range t.ends {
-					counts[i][c.list] = c.of(all[followercounts.Object{Kind: c.k.Name, ID: id}])
-				}
+	}
+	names = slices.Compact(names) // both ends of a kind may be this object
+	if len(names) == 0 {
+		return counts, nil
+	}
+	all, err := followercounts.ReadCounts(ctx, tx, names, ids)
+	if err != nil {
+		return nil, err
+	}
+	var sums map[followercounts.Object][]followercounts.Aggregate
+	if len(aggregated) > 0 {
+		if sums, err = followercounts.ReadAggregates(ctx, tx, aggregated, ids); err != nil {
+			return nil, err
+		}
+	}
+	for i, id := range ids {
+		added := make(map[string]any)
+		for _, c := range ends {
+			o := followercounts.Object{Kind: c.k.Name, ID: id}
+			counts[i][c.list] = c.of(all[o])
+			if len(c.aggregates()) > 0 {
+				added[c.list] = edgeAggregates(c.k, sums[o])
 			}
-			return err
-		})
+		}
+		if len(added) > 0 {
+			counts[i]["aggregates"] = added
+		}
 	}
-	if err != nil || len(t.under) == 0 {
-		return counts, asOf, err
+	return counts, nil
+}
+
+// edgeAggregate is what edges add up to by one attribute.
+type edgeAggregate struct {
+	Count  int64            `json:"count"`
+	Sum    *int64           `json:"sum,omitempty"`    // of an integer
+	Values map[string]int64 `json:"values,omitempty"` // of an enum
+}
+
+// edgeAggregates returns the aggregates of a kind's edges to an object by the names of attributes,
+// with each value of an enum.
+func edgeAggregates(k kinds.Edge, sums []followercounts.Aggregate) map[string]*edgeAggregate {
+	all := make(map[string]*edgeAggregate)
+	for _, name := range k.Aggregates() {
+		a := &edgeAggregate{}
+		if k.Attributes[name].Type == kinds.Integer {
+			a.Sum = new(int64)
+		}
+		for _, v := range k.Attributes[name].Enum {
+			if a.Values == nil {
+				a.Values = make(map[string]int64)
+			}
+			a.Values[fmt.Sprint(v)] = 0
+		}
+		all[name] = a
 	}
-	children, err := s.childCounts(ctx, t.under, ids, counts)
-	if len(t.ends) == 0 || children.Before(asOf.Time) {
-		asOf = children
+	for _, s := range sums {
+		a := all[s.Attribute]
+		switch _, value := a.values()[s.Value]; {
+		case a == nil: // an earlier version of the kind may have had other attributes
+		case s.Value == "" && a.Sum != nil:
+			a.Count, *a.Sum = s.Count, s.Sum.Sum
+		case value:
+			a.Values[s.Value] = s.Count
+			if a.Sum == nil {
+				a.Count += s.Count
+			}
+		}
 	}
-	return counts, asOf, err
+	return all
+}
+
+func (a *edgeAggregate) values() map[string]int64 {
+	if a == nil {
+		return nil
+	}
+	return a.Values
+}
+
+// edgeCountMembers returns the schemas of the members of edgeCounts.
+func edgeCountMembers(ends []counted) map[string]*huma.Schema {
+	members, added := make(map[string]*huma.Schema), make(map[string]*huma.Schema)
+	for _, c := range ends {
+		members[c.list] = integer("")
+		if each := c.aggregates(); len(each) > 0 {
+			attributes := make(map[string]*huma.Schema)
+			for _, name := range each {
+				attributes[name] = edgeAggregateSchema(c.k.Attributes[name])
+			}
+			added[c.list] = objectOf(attributes, true)
+		}
+	}
+	if len(added) > 0 {
+		members["aggregates"] = objectOf(added, true)
+		members["aggregates"].Description = "What the edges of each list add up to, by attribute."
+	}
+	return members
+}
+
+func edgeAggregateSchema(a kinds.Attribute) *huma.Schema {
+	members := map[string]*huma.Schema{"count": integer("The number of edges with the attribute.")}
+	if a.Type == kinds.Integer {
+		members["sum"] = integer("The sum of their values; divide by count for the average.")
+	}
+	if len(a.Enum) > 0 {
+		values := make(map[string]*huma.Schema)
+		for _, v := range a.Enum {
+			values[fmt.Sprint(v)] = integer("")
+		}
+		members["values"] = objectOf(values, true)
+		members["values"].Description = "The number of edges with each value."
+	}
+	return objectOf(members, true)
+}
+
+func integer(description string) *huma.Schema {
+	return &huma.Schema{Type: huma.TypeInteger, Format: "int64", Description: description}
 }
 
 // aggregateCount has the count and the sum of an attribute of an object's visible children. Sum
@@ -213,16 +354,13 @@ type aggregateCount struct {
 
 // childCountSchema returns the schema of the counts of a kind's children.
 func (s *server) childCountSchema(k kinds.Child) *huma.Schema {
-	number := func(text string) *huma.Schema {
-		return &huma.Schema{Type: huma.TypeInteger, Format: "int64", Description: text}
-	}
-	members := map[string]*huma.Schema{"total": number("The number ever written, deleted ones included."),
-		"visible": number("The number of visible ones.")}
+	members := map[string]*huma.Schema{"total": integer("The number ever written, deleted ones included."),
+		"visible": integer("The number of visible ones.")}
 	if names := k.Aggregates(); len(names) > 0 {
 		each := make(map[string]*huma.Schema)
 		for _, name := range names {
-			each[name] = objectOf(map[string]*huma.Schema{"count": number("The number of visible ones with the attribute."),
-				"sum": number("The sum of their values; divide by count for the average.")}, true)
+			each[name] = objectOf(map[string]*huma.Schema{"count": integer("The number of visible ones with the attribute."),
+				"sum": integer("The sum of their values; divide by count for the average.")}, true)
 		}
 		members["aggregates"] = objectOf(each, true)
 	}
@@ -230,7 +368,10 @@ func (s *server) childCountSchema(k kinds.Child) *huma.Schema {
 }
 
 // childCounts adds the counts of the objects' children to counts, by the plurals of their kinds.
-func (s *server) childCounts(ctx context.Context, under []kinds.Child, ids []event.ID, counts []map[string]any) (event.Time, error) {
+func childCounts(ctx context.Context, tx pgx.Tx, under []kinds.Child, ids []event.ID, counts []map[string]any) error {
+	if len(under) == 0 {
+		return nil
+	}
 	var names, aggregated []string
 	for _, k := range under {
 		names = append(names, k.Name)
@@ -238,20 +379,18 @@ func (s *server) childCounts(ctx context.Context, under []kinds.Child, ids []eve
 			aggregated = append(aggregated, k.Name)
 		}
 	}
-	return s.project(ctx, callerOf(ctx).TenantID, threadcache.Name, func(tx pgx.Tx) error {
-		sums, err := threadcache.ReadSummaries(ctx, tx, names, ids)
-		var all map[threadcache.Object][]threadcache.Aggregate
-		if err == nil && len(aggregated) > 0 {
-			all, err = threadcache.ReadAggregates(ctx, tx, aggregated, ids)
+	sums, err := threadcache.ReadSummaries(ctx, tx, names, ids)
+	var all map[threadcache.Object][]threadcache.Aggregate
+	if err == nil && len(aggregated) > 0 {
+		all, err = threadcache.ReadAggregates(ctx, tx, aggregated, ids)
+	}
+	for i, id := range ids {
+		for _, k := range under {
+			o := threadcache.Object{Kind: k.Name, ID: id}
+			counts[i][k.Plural] = childCount(k, sums[o], all[o])
 		}
-		for i, id := range ids {
-			for _, k := range under {
-				o := threadcache.Object{Kind: k.Name, ID: id}
-				counts[i][k.Plural] = childCount(k, sums[o], all[o])
-			}
-		}
-		return err
-	})
+	}
+	return err
 }
 
 // childCount returns the counts of the children of a kind under an object.

@@ -235,7 +235,7 @@ func TestPagesOfEveryKindAreKeptUntilTheirEvents(t *testing.T) {
 		if name, ok := k.Filter(); ok {
 			value := k.Attributes[name].Enum[0]
 			for range 5 {
-				if body, hit := f.ask(t, paths[0]+"?"+name+"="+value); hit || !strings.Contains(body, `"items":[]`) {
+				if body, hit := f.ask(t, paths[0]+"?"+name+"="+fmt.Sprint(value)); hit || !strings.Contains(body, `"items":[]`) {
 					t.Errorf("with a filter: from memory is %t, %s", hit, body)
 				}
 			}

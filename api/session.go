@@ -108,24 +108,28 @@ func handleOnce[I, O any](ctx context.Context, s *server, r route, in *I, handle
 	return o, err
 }
 
-// readProjection runs fn, which reads a projection, in a transaction of the tenant, on one
-// snapshot. The snapshot includes the writes whose tokens the request has. readProjection waits up
+// readProjection runs fn, which reads the projections of a consumer and of those in also, in a
+// transaction of the tenant, on one snapshot. The progress is that of the consumer, but its AsOf is
+// that of the oldest. The snapshot includes the writes whose tokens the request has. readProjection waits up
 // to sessionWait until the projection has applied them, and then reads as if it had (readAsIf). If
 // the consumer holds the same rows, it tries again until sessionLimit. The reads of a tenant that
 // wait or overlay have a quarter of the connections. So a paused consumer slows down only the
 // tenants that send tokens.
-func (s *server) readProjection(ctx context.Context, tenant int64, consumer string,
-	fn func(tx pgx.Tx) error) (progress consumers.Progress, err error) {
-	refs := s.mustSee(ctx, consumer)
+func (s *server) readProjection(ctx context.Context, tenant int64, consumer string, fn func(tx pgx.Tx) error,
+	also ...string) (progress consumers.Progress, err error) {
+	from := []source{{consumer, s.mustSee(ctx, consumer)}}
+	for _, name := range also {
+		from = append(from, source{name, s.mustSee(ctx, name)})
+	}
 	start := time.Now()
 	for wait := 5 * time.Millisecond; ; wait = min(2*wait, sessionWait) {
-		progress, err = s.readOnce(ctx, tenant, consumer, refs, fn)
+		progress, err = s.readOnce(ctx, tenant, from, fn)
 		if !errors.Is(err, errBehind) {
 			return progress, err
 		}
 		took := time.Since(start)
 		if took >= sessionWait {
-			progress, err = s.readAsIf(ctx, tenant, consumer, refs, fn)
+			progress, err = s.readAsIf(ctx, tenant, from, fn)
 			if took >= sessionLimit || !postgres.IsLockTimeout(err) && !postgres.IsConcurrency(err) {
 				return progress, err
 			}
@@ -137,11 +141,18 @@ func (s *server) readProjection(ctx context.Context, tenant int64, consumer stri
 	}
 }
 
-// readOnce is one try of readProjection. It returns errBehind if the projection has not reached
+// source is a projection that a read is of, and the entities that it must have.
+type source struct {
+	consumer string
+	refs     []event.Ref
+}
+
+func (f source) demands() bool { return len(f.refs) > 0 }
+
+// readOnce is one try of readProjection. It returns errBehind if a projection has not reached its
 // refs.
-func (s *server) readOnce(ctx context.Context, tenant int64, consumer string, refs []event.Ref,
-	fn func(tx pgx.Tx) error) (progress consumers.Progress, err error) {
-	if len(refs) > 0 {
+func (s *server) readOnce(ctx context.Context, tenant int64, from []source, fn func(tx pgx.Tx) error) (progress consumers.Progress, err error) {
+	if slices.ContainsFunc(from, source.demands) {
 		leave, err := s.overlays.enter(ctx, tenant, quarter(s.projections))
 		if err != nil {
 			return progress, err
@@ -150,11 +161,14 @@ func (s *server) readOnce(ctx context.Context, tenant int64, consumer string, re
 	}
 	err = postgres.InTenant(ctx, s.projections, tenant, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly},
 		func(tx pgx.Tx) (err error) {
-			if progress, err = s.readProgress(ctx, tx, tenant, consumer); err != nil {
+			if progress, err = s.oldest(ctx, tx, tenant, from); err != nil {
 				return err
 			}
-			if len(refs) > 0 {
-				if reached, err := s.fleet[consumer].Reached(ctx, tx, refs); err != nil {
+			for _, f := range from {
+				if !f.demands() {
+					continue
+				}
+				if reached, err := s.fleet[f.consumer].Reached(ctx, tx, f.refs); err != nil {
 					return err
 				} else if !reached {
 					return errBehind
@@ -165,15 +179,30 @@ func (s *server) readOnce(ctx context.Context, tenant int64, consumer string, re
 	return progress, err
 }
 
-// readAsIf is readProjection on the projection as it would be with the entities' states from the
+// oldest returns the progress of the first source, with the AsOf of the oldest.
+func (s *server) oldest(ctx context.Context, tx pgx.Tx, tenant int64, from []source) (progress consumers.Progress, err error) {
+	for i, f := range from {
+		p, err := s.readProgress(ctx, tx, tenant, f.consumer)
+		if err != nil {
+			return progress, err
+		}
+		if i == 0 {
+			progress = p
+		} else if p.AsOf.Before(progress.AsOf) {
+			progress.AsOf = p.AsOf
+		}
+	}
+	return progress, nil
+}
+
+// readAsIf is readProjection on the projections as they would be with the entities' states from the
 // truth. The projection's own code applies these states in the transaction of fn, which is rolled
 // back at the end. So one piece of code decides what a write changes
 // (docs/adr/0007-reading-ones-writes.md).
-func (s *server) readAsIf(ctx context.Context, tenant int64, consumer string, refs []event.Ref,
-	fn func(tx pgx.Tx) error) (progress consumers.Progress, err error) {
+func (s *server) readAsIf(ctx context.Context, tenant int64, from []source, fn func(tx pgx.Tx) error) (progress consumers.Progress, err error) {
 	// One read at a time for each entity. Otherwise each waits for the entity's rows and holds a
 	// connection.
-	for _, key := range entities(tenant, consumer, refs) {
+	for _, key := range entities(tenant, from) {
 		leave, err := s.overlays.enter(ctx, key, 1)
 		if err != nil {
 			return progress, err
@@ -185,20 +214,30 @@ func (s *server) readAsIf(ctx context.Context, tenant int64, consumer string, re
 		return progress, err
 	}
 	defer leave()
-	states, err := s.store.States(ctx, tenant, s.kinds, refs)
-	if err != nil {
-		return progress, err
+	states := make([][]event.Event, len(from))
+	for i, f := range from {
+		if !f.demands() {
+			continue
+		}
+		if states[i], err = s.store.States(ctx, tenant, s.kinds, f.refs); err != nil {
+			return progress, err
+		}
+		s.metrics.overlaid.WithLabelValues(f.consumer).Inc()
 	}
-	s.metrics.overlaid.WithLabelValues(consumer).Inc()
 	err = postgres.InTenant(ctx, s.projections, tenant, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(tx pgx.Tx) (err error) {
 		if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout = '`+sessionLock+`'`); err != nil {
 			return err
 		}
-		if progress, err = s.readProgress(ctx, tx, tenant, consumer); err != nil {
+		if progress, err = s.oldest(ctx, tx, tenant, from); err != nil {
 			return err
 		}
-		if err := s.fleet[consumer].Apply(ctx, tx, states); err != nil {
-			return fmt.Errorf("apply %d states of the truth over %s: %w", len(states), consumer, err)
+		for i, f := range from {
+			if !f.demands() {
+				continue
+			}
+			if err := s.fleet[f.consumer].Apply(ctx, tx, states[i]); err != nil {
+				return fmt.Errorf("apply %d states of the truth over %s: %w", len(states[i]), f.consumer, err)
+			}
 		}
 		if err := fn(tx); err != nil {
 			return err
@@ -213,11 +252,12 @@ func (s *server) readAsIf(ctx context.Context, tenant int64, consumer string, re
 
 // entities returns the keys of the refs' entities, each once and in an order that is the same for
 // all callers.
-func entities(tenant int64, consumer string, refs []event.Ref) []string {
-	keys := make([]string, len(refs))
-	for i, r := range refs {
-		r.Version = 0
-		keys[i] = fmt.Sprint(tenant, consumer, r)
+func entities(tenant int64, from []source) (keys []string) {
+	for _, f := range from {
+		for _, r := range f.refs {
+			r.Version = 0
+			keys = append(keys, fmt.Sprint(tenant, f.consumer, r))
+		}
 	}
 	slices.Sort(keys)
 	return slices.Compact(keys)

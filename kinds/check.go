@@ -25,7 +25,7 @@ var (
 	partName        = regexp.MustCompile(`^archive(_|$)|_[0-9]+$`)
 	reservedPaths   = []string{"asyncapi", "kinds", "moderation", "openapi", "outbox", "schemas", "threads"} // below /v1/
 	reservedFilters = []string{"around", "cursor", "filter", "limit", "order", "skip"}                       // parameters of lists
-	reservedLists   = []string{"counts", "mutuals", "summary", "thread", "versions"}                         // below /v1/{objects}/{id}/
+	reservedLists   = []string{"aggregates", "counts", "mutuals", "summary", "thread", "versions"}                         // below /v1/{objects}/{id}/
 	reservedViews   = regexp.MustCompile(`^(edges|children)(_|$)|^all_`)
 	reservedEdges   = append(members[event.Edge](), "tenant_id", "kind")
 	reservedChild   = append(members[event.Child](), "tenant_id", "kind")

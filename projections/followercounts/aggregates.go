@@ -113,26 +113,28 @@ func addAggregates(ctx context.Context, tx pgx.Tx, kind string, moved map[aggreg
 
 // Aggregate is a Sum of edges of a kind to an object.
 type Aggregate struct {
-	Object
 	Attribute, Value string // the value is empty for an integer's count and sum
 	Sum
 }
 
-// readAggregatesSQL reads the aggregates of objects. Index: edge_aggregates_pkey, a range for each
-// object and kind. Locks: none.
+// readAggregatesSQL reads the aggregates of objects. OFFSET makes the planner read one range for
+// each. Index: edge_aggregates_pkey, a range for each object and kind. Locks: none.
 const readAggregatesSQL = `
-SELECT /* followercounts.read_aggregates */ kind, object_id, attribute, value, count, sum
-  FROM edge_aggregates
- WHERE tenant_id = current_setting('tidings.tenant')::bigint AND object_id = ANY(@ids) AND kind = ANY(@kinds)`
+SELECT /* followercounts.read_aggregates */ k.kind, o.object_id, a.attribute, a.value, a.count, a.sum
+  FROM unnest(@ids::text[]) AS o(object_id) CROSS JOIN unnest(@kinds::text[]) AS k(kind)
+ CROSS JOIN LATERAL (SELECT attribute, value, count, sum FROM edge_aggregates
+                      WHERE tenant_id = current_setting('tidings.tenant')::bigint AND object_id = o.object_id AND kind = k.kind
+                     OFFSET 0) a`
 
 // ReadAggregates returns the aggregates of edges of these kinds to the objects, in no order. It
 // omits what no edge ever had. The transaction's tenant is set.
-func ReadAggregates(ctx context.Context, tx pgx.Tx, names []string, ids []event.ID) ([]Aggregate, error) {
+func ReadAggregates(ctx context.Context, tx pgx.Tx, names []string, ids []event.ID) (map[Object][]Aggregate, error) {
+	all := make(map[Object][]Aggregate)
 	rows, _ := tx.Query(ctx, readAggregatesSQL, postgres.Args{"kinds": names, "ids": ids})
-	var all []Aggregate
+	var o Object
 	var a Aggregate
-	if _, err := pgx.ForEachRow(rows, []any{&a.Kind, &a.ID, &a.Attribute, &a.Value, &a.Count, &a.Sum.Sum}, func() error {
-		all = append(all, a)
+	if _, err := pgx.ForEachRow(rows, []any{&o.Kind, &o.ID, &a.Attribute, &a.Value, &a.Count, &a.Sum.Sum}, func() error {
+		all[o] = append(all[o], a)
 		return nil
 	}); err != nil {
 		return nil, fmt.Errorf("read the aggregates of %d objects: %w", len(ids), err)

@@ -200,9 +200,11 @@ func (s *site) check(t *testing.T, pool *pgxpool.Pool, when string) {
 				ids = append(ids, event.ID(childID(n)))
 			}
 			all, err := ReadAggregates(ctx, tx, []string{"verdict", "bookmark"}, ids)
-			for _, a := range all {
-				if a.Count != 0 || a.Sum.Sum != 0 {
-					sums[fmt.Sprint(tenant, " ", a.ID, " ", a.Attribute, " ", a.Value)] = a.Sum
+			for o, some := range all {
+				for _, a := range some {
+					if a.Count != 0 || a.Sum.Sum != 0 {
+						sums[fmt.Sprint(tenant, " ", o.ID, " ", a.Attribute, " ", a.Value)] = a.Sum
+					}
 				}
 			}
 			for _, kind := range []string{"answer", "hint"} {
