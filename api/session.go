@@ -151,7 +151,8 @@ func (f source) demands() bool { return len(f.refs) > 0 }
 
 // readOnce is one try of readProjection. It returns errBehind if a projection has not reached its
 // refs.
-func (s *server) readOnce(ctx context.Context, tenant int64, from []source, fn func(tx pgx.Tx) error) (progress consumers.Progress, err error) {
+func (s *server) readOnce(ctx context.Context, tenant int64, from []source,
+	fn func(tx pgx.Tx) error) (progress consumers.Progress, err error) {
 	if slices.ContainsFunc(from, source.demands) {
 		leave, err := s.overlays.enter(ctx, tenant, quarter(s.projections))
 		if err != nil {
@@ -199,7 +200,8 @@ func (s *server) oldest(ctx context.Context, tx pgx.Tx, tenant int64, from []sou
 // truth. The projection's own code applies these states in the transaction of fn, which is rolled
 // back at the end. So one piece of code decides what a write changes
 // (docs/adr/0007-reading-ones-writes.md).
-func (s *server) readAsIf(ctx context.Context, tenant int64, from []source, fn func(tx pgx.Tx) error) (progress consumers.Progress, err error) {
+func (s *server) readAsIf(ctx context.Context, tenant int64, from []source,
+	fn func(tx pgx.Tx) error) (progress consumers.Progress, err error) {
 	// One read at a time for each entity. Otherwise each waits for the entity's rows and holds a
 	// connection.
 	for _, key := range entities(tenant, from) {

@@ -31,8 +31,8 @@ type UserPath struct {
 	ID id `path:"user_id" doc:"The user."`
 }
 
-// project reads projections in one transaction of the tenant, on one snapshot, and returns the as_of
-// of the snapshot.
+// project reads projections in one transaction of the tenant, on one snapshot, and returns the
+// as_of of the snapshot.
 func (s *server) project(ctx context.Context, tenant int64, consumer string, fn func(tx pgx.Tx) error,
 	also ...string) (event.Time, error) {
 	progress, err := s.readProjection(ctx, tenant, consumer, fn, also...)

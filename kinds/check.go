@@ -25,10 +25,11 @@ var (
 	partName        = regexp.MustCompile(`^archive(_|$)|_[0-9]+$`)
 	reservedPaths   = []string{"asyncapi", "kinds", "moderation", "openapi", "outbox", "schemas", "threads"} // below /v1/
 	reservedFilters = []string{"around", "cursor", "filter", "limit", "order", "skip"}                       // parameters of lists
-	reservedLists   = []string{"aggregates", "counts", "mutuals", "summary", "thread", "versions"}                         // below /v1/{objects}/{id}/
-	reservedViews   = regexp.MustCompile(`^(edges|children)(_|$)|^all_`)
-	reservedEdges   = append(members[event.Edge](), "tenant_id", "kind")
-	reservedChild   = append(members[event.Child](), "tenant_id", "kind")
+	// below /v1/{objects}/{id}/, or among an object's counts
+	reservedLists = []string{"aggregates", "counts", "mutuals", "summary", "thread", "versions"}
+	reservedViews = regexp.MustCompile(`^(edges|children)(_|$)|^all_`)
+	reservedEdges = append(members[event.Edge](), "tenant_id", "kind")
+	reservedChild = append(members[event.Child](), "tenant_id", "kind")
 )
 
 // members returns the names in the JSON of T that no kind renames.

@@ -217,8 +217,8 @@ func ByID(ctx context.Context, tx pgx.Tx, kind, id string) (c event.Child, found
 	return one(ctx, tx, byIDSQL, pgx.StrictNamedArgs{"kind": kind, "id": id})
 }
 
-// listedSQL reads children. LIMIT makes the planner use one probe for each. Index: child_lists_pkey, a
-// probe for each child. Locks: none.
+// listedSQL reads children. LIMIT makes the planner use one probe for each.
+// Index: child_lists_pkey, a probe for each child. Locks: none.
 const listedSQL = `
 SELECT /* threadcache.listed */ c.*
   FROM unnest(@ids::uuid[]) WITH ORDINALITY AS i(id, ord)

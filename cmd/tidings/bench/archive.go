@@ -260,7 +260,7 @@ func (o archiveOptions) runWithWrites(ctx context.Context, s *servers) error {
 	if _, err := s.startChild(partRelay); err != nil {
 		return err
 	}
-	if _, err := newCallers(a, o.clients, follows).run(ctx, workload{duration: min(o.duration, 5*time.Second)}); err != nil {
+	if _, err := newCallers(a, o.clients, integerIDs.follows).run(ctx, workload{duration: min(o.duration, 5*time.Second)}); err != nil {
 		return err
 	}
 
@@ -302,7 +302,7 @@ func (o archiveOptions) beside(ctx context.Context, s *servers, a *apiUnderTest,
 	if err != nil {
 		return err
 	}
-	c := newCallers(a, o.clients, follows)
+	c := newCallers(a, o.clients, integerIDs.follows)
 	g, gctx := errgroup.WithContext(ctx)
 	start := time.Now()
 	g.Go(func() error {

@@ -72,7 +72,8 @@ func (o overloadOptions) run(ctx context.Context, s *servers) error {
 	if err != nil {
 		return err
 	}
-	calm, flood, after := newCallers(a, o.clients, follows), newCallers(a, o.connections, follows), newCallers(a, 1, follows)
+	next := integerIDs.follows
+	calm, flood, after := newCallers(a, o.clients, next), newCallers(a, o.connections, next), newCallers(a, 1, next)
 	measured := min(10*time.Second, o.duration)
 	s.say("sustained: %d clients for %s", o.clients, measured)
 	start := time.Now()

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/google/uuid"
@@ -29,16 +28,21 @@ type projectOptions struct {
 	instances     []int
 	sync          string
 	within        time.Duration
+	ids           string
+	form          idForm
 }
 
-// projectCases return the pair of the n-th follow event (from 1), by case.
-func projectCases(users int64) map[string]func(r *rand.Rand, n int64) (follower, followee event.ID) {
-	return map[string]func(r *rand.Rand, n int64) (event.ID, event.ID){
-		"random": func(r *rand.Rand, _ int64) (event.ID, event.ID) {
-			return event.IDOf(1 + r.Int64N(users)), event.IDOf(1 + users + r.Int64N(users))
+// pick returns the numbers of the pair of the n-th follow event (from 1).
+type pick func(r *rand.Rand, n int64) (follower, followee int64)
+
+// projectCases return the pairs, by case.
+func projectCases(users int64) map[string]pick {
+	return map[string]pick{
+		"random": func(r *rand.Rand, _ int64) (int64, int64) {
+			return 1 + r.Int64N(users), 1 + users + r.Int64N(users)
 		},
-		"celebrity":    func(_ *rand.Rand, n int64) (event.ID, event.ID) { return event.IDOf(1 + n), "1" },
-		"massfollower": func(_ *rand.Rand, n int64) (event.ID, event.ID) { return "1", event.IDOf(1 + n) },
+		"celebrity":    func(_ *rand.Rand, n int64) (int64, int64) { return 1 + n, 1 },
+		"massfollower": func(_ *rand.Rand, n int64) (int64, int64) { return 1, 1 + n },
 	}
 }
 
@@ -68,9 +72,13 @@ example, --consumer archiver --partitions 2 --instances 1,2 shows the effect of 
 				return errors.New(
 					"want --consumer followercounts or archiver, --partitions of 1 to 32, --instances of 1 up to --partitions")
 			}
+			var err error
+			if o.form, err = formOf(o.ids); err != nil {
+				return err
+			}
 			for _, name := range o.cases {
 				for _, n := range o.instances {
-					r := result{Case: name, Consumer: o.consumer, Instances: n, Partitions: o.partitions}
+					r := result{Case: name, Consumer: o.consumer, Instances: n, Partitions: o.partitions, IDs: o.form}
 					if err := onServers(cmd, name, o.sync, func(ctx context.Context, s *servers) error {
 						return o.run(ctx, s, cases[name], &r)
 					}); err != nil {
@@ -89,17 +97,18 @@ example, --consumer archiver --partitions 2 --instances 1,2 shows the effect of 
 	f.IntVar(&o.partitions, "partitions", 1, "streams of the events, 1 to 32")
 	f.IntSliceVar(&o.instances, "instances", []int{1},
 		"the number of instances of the consumer, each a process; several numbers are measured one after the other")
+	idsFlag(cmd, &o.ids)
 	f.StringVar(&o.sync, "broker-sync", syncDefault, syncReading)
 	f.DurationVar(&o.within, "within", 10*time.Minute, giveUp)
 	return cmd
 }
 
-func (o projectOptions) run(ctx context.Context, s *servers, pick func(*rand.Rand, int64) (event.ID, event.ID), r *result) error {
+func (o projectOptions) run(ctx context.Context, s *servers, next pick, r *result) error {
 	if err := s.declare(ctx, o.partitions); err != nil {
 		return err
 	}
 	s.say("publishing %d events", o.events)
-	want, err := o.fill(ctx, s, pick)
+	want, err := o.fill(ctx, s, next)
 	if err != nil {
 		return err
 	}
@@ -134,8 +143,11 @@ func (o projectOptions) run(ctx context.Context, s *servers, pick func(*rand.Ran
 // fill publishes the events with the relay's headers. It returns the counts that they give to each
 // account, and the number of distinct pairs.
 func (o projectOptions) fill(ctx context.Context, s *servers,
-	pick func(*rand.Rand, int64) (event.ID, event.ID)) (want projected, err error) {
-	type pair struct{ follower, followee event.ID }
+	next pick) (want projected, err error) {
+	type pair struct {
+		follower, followee event.ID
+		number             int64 // of the followee
+	}
 	var (
 		r     = rand.New(rand.NewPCG(1, 2))
 		pairs = make([]pair, o.events)
@@ -144,7 +156,8 @@ func (o projectOptions) fill(ctx context.Context, s *servers,
 	want.counts = make(map[event.ID]followercounts.Counts)
 	for i := range pairs {
 		p := &pairs[i]
-		p.follower, p.followee = pick(r, int64(i+1))
+		follower, followee := next(r, int64(i+1))
+		p.follower, p.followee, p.number = o.form.of(follower), o.form.of(followee), followee
 		if seen[*p] {
 			continue // a repeated event changes no count
 		}
@@ -156,16 +169,12 @@ func (o projectOptions) fill(ctx context.Context, s *servers,
 	}
 	want.pairs = len(seen)
 	for i, p := range pairs {
-		account, err := strconv.Atoi(string(p.followee))
-		if err != nil {
-			return want, err
-		}
 		e, err := followed(p.follower, p.followee, time.Now())
 		if err != nil {
 			return want, err
 		}
 		e.ID, e.Version, e.OccurredAt, e.OutboxID = uuid.NewString(), 1, time.Now(), int64(i+1)
-		msg := &nats.Msg{Subject: e.Subject(s.broker.Prefix, account%o.partitions), Header: e.Headers(), Data: e.Payload}
+		msg := &nats.Msg{Subject: e.Subject(s.broker.Prefix, int(p.number)%o.partitions), Header: e.Headers(), Data: e.Payload}
 		if _, err := s.js.PublishMsgAsync(msg, jetstream.WithStallWait(time.Minute)); err != nil {
 			return want, err
 		}

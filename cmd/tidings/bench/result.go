@@ -34,6 +34,7 @@ type result struct {
 	Processed   int      `json:"processed_before,omitempty"`
 	Tenants     int      `json:"tenants,omitempty"`
 	Partitions  int      `json:"partitions,omitempty"`
+	IDs         idForm   `json:"ids,omitempty"`
 	settings
 }
 

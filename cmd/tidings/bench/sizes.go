@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -12,20 +13,26 @@ import (
 
 func sizesCommand() *cobra.Command {
 	var rows int
+	var ids string
 	cmd := &cobra.Command{
 		Use: "sizes", Args: cobra.NoArgs,
 		Short: "Measure the bytes per row of each large table",
 		Long: `Sizes fills each large table with --rows rows of typical contents in the usual order: random ids,
 follows between them, comments of 120 characters. It prints the bytes per row of the table, of its
-indexes and of the write-ahead log. It marks the outbox's rows as published, and then archives them.`,
+indexes and of the write-ahead log, with ids of the form of --ids. It marks the outbox's rows as published, and then archives them.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if rows < 1000 {
 				return errors.New("want --rows of 1000 or more")
 			}
-			return onServers(cmd, "", syncDefault, func(ctx context.Context, s *servers) error { return runSizes(ctx, s, rows) })
+			form, err := formOf(ids)
+			if err != nil {
+				return err
+			}
+			return onServers(cmd, "", syncDefault, func(ctx context.Context, s *servers) error { return runSizes(ctx, s, rows, form) })
 		},
 	}
 	cmd.Flags().IntVar(&rows, "rows", 1_000_000, "rows of each table")
+	idsFlag(cmd, &ids)
 	return cmd
 }
 
@@ -33,6 +40,7 @@ indexes and of the write-ahead log. It marks the outbox's rows as published, and
 type sizesResult struct {
 	Case       string  `json:"case"`
 	Rows       int     `json:"rows"`
+	IDs        idForm  `json:"ids"`
 	TableBytes float64 `json:"table_bytes_per_row"`
 	IndexBytes float64 `json:"index_bytes_per_row"`
 	WALBytes   float64 `json:"wal_bytes_per_row"`
@@ -47,13 +55,15 @@ const (
        'created_at', now(), 'updated_at', now(), 'actor', 'user:' || a)`
 	metadataJSON = `jsonb_build_object('version_id', nextval('history_version_id'), 'version_state', 'LATEST', 'created_by', 'user:' || ` +
 		`a, 'last_update_time', now())`
-	pairs = ` FROM (SELECT n, 1 + (random() * 1e8)::bigint AS a, 200000000 + (random() * 1e6)::bigint AS b FROM ` +
-		`generate_series(1, @rows::int) n) p`
-	comments = ` FROM (SELECT n, 1 + (random() * 1e8)::bigint AS a, 1 + (random() * @rows / 20)::bigint AS b,
+	// a and b are numbers: ids makes ids of them
+	pairs = ` FROM (SELECT n, {a} AS a, {b} AS b FROM (SELECT n, 1 + (random() * 1e8)::bigint AS a, ` +
+		`200000000 + (random() * 1e6)::bigint AS b FROM generate_series(1, @rows::int) n) numbers) p`
+	comments = ` FROM (SELECT n, {a} AS a, {b} AS b, id, slug, path, body FROM (
+SELECT n, 1 + (random() * 1e8)::bigint AS a, 1 + (random() * @rows / 20)::bigint AS b,
        gen_random_uuid() AS id, to_hex(x'0fffffff'::int + n) AS slug,
        lpad(to_hex(1700000000000000 + n), 14, '0') || to_hex(x'0fffffff'::int + n) AS path,
        repeat('a comment of 24 letters ', 5) AS body
-  FROM generate_series(1, @rows::int) n) c`
+  FROM generate_series(1, @rows::int) n) numbers) c`
 )
 
 // sizesCases fill one table each. The last three work on the same table, one after the other.
@@ -82,7 +92,8 @@ var sizesCases = []struct{ name, table, sql string }{
 		`UPDATE outbox_partitions SET floor_id = 50000000; SELECT outbox_range_archive(1, 0); SELECT outbox_range_index(1)`},
 }
 
-func runSizes(ctx context.Context, s *servers, rows int) error {
+func runSizes(ctx context.Context, s *servers, rows int, form idForm) error {
+	ids := strings.NewReplacer("{a}", form.sql("a"), "{b}", form.sql("b"))
 	if err := s.exec(ctx, `SET synchronous_commit = off;
 		SELECT make_history('follow', '{follower_id,followee_id}', 'text', false),
 		       make_history('comment', '{comment_id}', 'uuid', true)`); err != nil {
@@ -95,10 +106,10 @@ func runSizes(ctx context.Context, s *servers, rows int) error {
 			return err
 		}
 		start := time.Now()
-		if _, err := s.owner.Exec(ctx, c.sql, pgx.QueryExecModeSimpleProtocol, pgx.NamedArgs{"rows": rows}); err != nil {
+		if _, err := s.owner.Exec(ctx, ids.Replace(c.sql), pgx.QueryExecModeSimpleProtocol, pgx.NamedArgs{"rows": rows}); err != nil {
 			return fmt.Errorf("%s: %w", c.name, err)
 		}
-		r := sizesResult{Case: c.name, Rows: rows, Seconds: round(time.Since(start).Seconds(), 1)}
+		r := sizesResult{Case: c.name, Rows: rows, IDs: form, Seconds: round(time.Since(start).Seconds(), 1)}
 		if err := s.owner.QueryRow(ctx, `SELECT pg_table_size($1::regclass)::float8 / $3, pg_indexes_size($1::regclass)::float8 / $3,
 			pg_wal_lsn_diff(pg_current_wal_insert_lsn(), $2::pg_lsn)::float8 / $3`,
 			c.table, lsn, float64(rows)).Scan(&r.TableBytes, &r.IndexBytes, &r.WALBytes); err != nil {

@@ -110,7 +110,7 @@ func (o traceOptions) measure(ctx context.Context, s *servers, on bool, r *trace
 	}
 	parts = append([]*child{a.child}, parts...)
 	write := func(d time.Duration) (*callers, error) {
-		c := newCallers(a, traceClients, follows)
+		c := newCallers(a, traceClients, integerIDs.follows)
 		c.fromDue = true
 		if _, err := c.run(ctx, workload{rate: float64(o.rate), duration: d}); err != nil {
 			return nil, err

@@ -21,6 +21,8 @@ type writeOptions struct {
 	clients, tenants int
 	duration         time.Duration
 	hot              []string
+	ids              string
+	form             idForm
 }
 
 func writeCommand() *cobra.Command {
@@ -50,6 +52,10 @@ to no request.`,
 					return fmt.Errorf("--hot: %q is not a built-in kind of children", name)
 				}
 			}
+			var err error
+			if o.form, err = formOf(o.ids); err != nil {
+				return err
+			}
 			return onServers(cmd, "", syncDefault, o.run)
 		},
 	}
@@ -57,6 +63,7 @@ to no request.`,
 	f.IntVar(&o.clients, "clients", 32, "parallel connections that write")
 	f.DurationVar(&o.duration, "duration", 20*time.Second, "how long each case writes")
 	f.IntVar(&o.tenants, "tenants", 0, "also write for this many tenants at once")
+	idsFlag(cmd, &o.ids)
 	f.StringSliceVar(&o.hot, "hot", nil, "also write children of these `kinds` under one object")
 	return cmd
 }
@@ -74,6 +81,7 @@ type writeResult struct {
 	Missing    *int     `json:"missing,omitempty"`
 	Duplicates *int     `json:"duplicates,omitempty"`
 	Clients    int      `json:"clients"`
+	IDs        idForm   `json:"ids,omitempty"`
 	Tenants    int      `json:"tenants,omitempty"`
 	PeakRSS    *float64 `json:"peak_rss_mib,omitempty"`
 	settings
@@ -114,17 +122,17 @@ func (o writeOptions) run(ctx context.Context, s *servers) error {
 		next    func(client, n int) request
 	}
 	comment, _ := kinds.Builtin().Child(event.AggregateComment)
-	cases := []writing{{"write", 1, follows}, {"write-comments", 1, childrenUnder(comment, 1000)}}
+	cases := []writing{{"write", 1, o.form.follows}, {"write-comments", 1, o.form.childrenUnder(comment, 1000)}}
 	if o.tenants > 0 {
-		cases = append(cases, writing{"write-tenants", o.tenants, follows})
+		cases = append(cases, writing{"write-tenants", o.tenants, o.form.follows})
 	}
 	for _, name := range o.hot {
 		k, _ := kinds.Builtin().Child(name)
-		cases = append(cases, writing{"write-hot-" + name, 1, childrenUnder(k, 1)})
+		cases = append(cases, writing{"write-hot-" + name, 1, o.form.childrenUnder(k, 1)})
 	}
 	wrong := 0
 	for _, c := range cases {
-		r := writeResult{Case: c.name, Clients: o.clients}
+		r := writeResult{Case: c.name, Clients: o.clients, IDs: o.form}
 		if err := o.measure(ctx, s, &r, c.tenants, c.next); err != nil {
 			return fmt.Errorf("%s: %w", c.name, err)
 		}
@@ -170,25 +178,24 @@ func (o writeOptions) measure(ctx context.Context, s *servers, r *writeResult, t
 }
 
 // follows returns random pairs out of 10^15. A repeated pair would count as an error.
-func follows(int, int) request {
-	follower, followee := strconv.FormatInt(1+rand.Int64N(1_000_000_000_000), 10),
-		strconv.FormatInt(1_000_000_000_000+1+rand.Int64N(1000), 10)
+func (f idForm) follows(int, int) request {
+	follower, followee := string(f.of(1+rand.Int64N(1_000_000_000_000))), string(f.of(1_000_000_000_000+1+rand.Int64N(1000)))
 	return request{method: "PUT", path: "/v1/follows/" + follower + "/" + followee, key: follower + " " + followee}
 }
 
 // childrenUnder returns requests that create children under random objects by random authors.
-func childrenUnder(k kinds.Child, objects int64) func(client, n int) request {
+func (f idForm) childrenUnder(k kinds.Child, objects int64) func(client, n int) request {
 	under, attributes := "/v1/"+kinds.Builtin().Objects[k.Parent]+"/", ""
 	if values := required(k.Attributes); values != "{}" {
 		attributes = `,"attributes":` + values
 	}
 	return func(client, n int) request {
-		author := strconv.FormatInt(1+rand.Int64N(1_000_000_000_000), 10)
+		author := f.of(1 + rand.Int64N(1_000_000_000_000))
 		headers := "Content-Type: application/json\r\nIdempotency-Key: " + strconv.Itoa(client) + "-" + strconv.Itoa(n) + "\r\n"
 		body := append(append([]byte(`{"author_id":"`), author...),
 			`","body":"A comment of the length that people write, give or take a few words."`...)
 		body = append(append(body, attributes...), '}')
-		return request{method: "POST", path: under + strconv.FormatInt(1+rand.Int64N(objects), 10) + "/" + k.Plural, headers: headers,
+		return request{method: "POST", path: under + string(f.of(1+rand.Int64N(objects))) + "/" + k.Plural, headers: headers,
 			body: body}
 	}
 }
