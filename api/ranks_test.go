@@ -25,7 +25,8 @@ func (f fixture) judged(t *testing.T) (ranked []string) {
 	t.Helper()
 	var ids []string
 	for n := range 5 {
-		ids = append(ids, f.want(t, 201, "POST", "/v1/questions/1/answers", fmt.Sprintf(`{"author_id":"%d","body":"x"}`, n+1)).text("answer_id"))
+		a := f.want(t, 201, "POST", "/v1/questions/1/answers", fmt.Sprintf(`{"author_id":"%d","body":"x"}`, n+1))
+		ids = append(ids, a.text("answer_id"))
 	}
 	for n, verdicts := range map[int][]string{0: {"1"}, 2: {"-1", "-1", "1"}, 3: {"1", "1"}, 4: {"1", "-1"}} {
 		for user, value := range verdicts {

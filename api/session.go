@@ -110,11 +110,11 @@ func handleOnce[I, O any](ctx context.Context, s *server, r route, in *I, handle
 
 // readProjection runs fn, which reads the projections of a consumer and of those in also, in a
 // transaction of the tenant, on one snapshot. The progress is that of the consumer, but its AsOf is
-// that of the oldest. The snapshot includes the writes whose tokens the request has. readProjection waits up
-// to sessionWait until the projection has applied them, and then reads as if it had (readAsIf). If
-// the consumer holds the same rows, it tries again until sessionLimit. The reads of a tenant that
-// wait or overlay have a quarter of the connections. So a paused consumer slows down only the
-// tenants that send tokens.
+// that of the oldest. The snapshot includes the writes whose tokens the request has. readProjection
+// waits up to sessionWait until the projections have applied them, and then reads as if they had
+// (readAsIf). If a consumer holds the same rows, it tries again until sessionLimit. The reads of a
+// tenant that wait or overlay have a quarter of the connections. So a paused consumer slows down
+// only the tenants that send tokens.
 func (s *server) readProjection(ctx context.Context, tenant int64, consumer string, fn func(tx pgx.Tx) error,
 	also ...string) (progress consumers.Progress, err error) {
 	from := []source{{consumer, s.mustSee(ctx, consumer)}}
