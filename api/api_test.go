@@ -811,7 +811,8 @@ func routesOf(k kinds.Edge) []string {
 	one, objects := "/v1/"+k.Plural+"/{"+k.Ends[0]+"}/{"+k.Ends[1]+"}", kinds.Builtin().Objects
 	all := []string{"PUT " + one, "GET " + one, "DELETE " + one, "GET " + one + "/versions", "POST /v1/" + k.Plural + ":batch",
 		"POST /v1/" + k.Plural + ":check",
-		"GET /v1/" + objects[k.To] + "/{" + k.To + "_id}/" + k.Reverse, "GET /v1/" + objects[k.From] + "/{" + k.From + "_id}/" + k.Forward}
+		"GET /v1/" + objects[k.To].Plural + "/{" + k.To + "_id}/" + k.Reverse,
+		"GET /v1/" + objects[k.From].Plural + "/{" + k.From + "_id}/" + k.Forward}
 	if len(k.Attributes) > 0 {
 		all = append(all, "PATCH "+one)
 	}
@@ -853,7 +854,7 @@ func TestDocuments(t *testing.T) {
 	}
 	for _, k := range kinds.Builtin().AllChildren() {
 		if k.Name != "comment" {
-			parents := kinds.Builtin().Objects[k.Parent]
+			parents := kinds.Builtin().Objects[k.Parent].Plural
 			under, one := "/v1/"+parents+"/{"+k.Parent+"_id}/"+k.Plural, "/v1/"+k.Plural+"/{"+k.Name+"_id}"
 			want = append(want, "POST "+under, "GET "+under, "GET "+under+"/summary", "GET "+one, "PATCH "+one, "DELETE "+one,
 				"GET "+one+"/versions", "GET /v1/users/{user_id}/"+k.Plural, "POST /v1/"+k.Plural+":batch",

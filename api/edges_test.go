@@ -74,7 +74,13 @@ func (a *applied) Refresh(context.Context) (bool, error) {
 // kinds on.
 func openKinds(t *testing.T, fromTheStart bool) (fixture, *kinds.Set, *applied) {
 	t.Helper()
-	set := testkit.Kinds(t, ownKinds)
+	return openFile(t, ownKinds, fromTheStart)
+}
+
+// openFile is openKinds with the kinds of a file.
+func openFile(t *testing.T, file string, fromTheStart bool) (fixture, *kinds.Set, *applied) {
+	t.Helper()
+	set := testkit.Kinds(t, file)
 	a := new(applied)
 	a.now.Store(kinds.Builtin())
 	a.next.Store(set)
@@ -208,11 +214,11 @@ func TestEdgesOfEveryKindGoThroughTheirRoutes(t *testing.T) {
 			if items := itemsOf(check); len(items) != 2 || items[1][k.Ends[1]] != "2" {
 				t.Errorf("check: %s", check.body)
 			}
-			for _, path := range []string{set.Objects[k.To] + "/42/" + k.Reverse, set.Objects[k.From] + "/7/" + k.Forward,
-				k.Plural + "/7/42/versions", set.Objects[k.To] + "/42/counts"} {
+			for _, path := range []string{set.Objects[k.To].Plural + "/42/" + k.Reverse, set.Objects[k.From].Plural + "/7/" + k.Forward,
+				k.Plural + "/7/42/versions", set.Objects[k.To].Plural + "/42/counts"} {
 				f.want(t, 200, "GET", "/v1/"+path, "")
 			}
-			if counts := f.want(t, 200, "GET", "/v1/"+set.Objects[k.To]+"/42/counts", ""); counts.json[k.Reverse] == nil {
+			if counts := f.want(t, 200, "GET", "/v1/"+set.Objects[k.To].Plural+"/42/counts", ""); counts.json[k.Reverse] == nil {
 				t.Errorf("counts: %s", counts.body)
 			}
 		})

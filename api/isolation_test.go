@@ -273,7 +273,7 @@ func (f fixture) populate(t *testing.T, secret string) world {
 		if k.Name == "comment" {
 			continue
 		}
-		under, attributes := "/v1/"+kinds.Builtin().Objects[k.Parent]+"/$post/"+k.Plural, ""
+		under, attributes := "/v1/"+kinds.Builtin().Objects[k.Parent].Plural+"/$post/"+k.Plural, ""
 		if len(k.Attributes) > 0 {
 			attributes = `,"attributes":{"rating":2}`
 		}

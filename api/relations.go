@@ -49,11 +49,13 @@ type MutualList struct {
 type mutualsOutput struct{ Body MutualList }
 
 func (s *server) relationRoutes() {
+	users := s.kinds.Objects[authors].ID
+	n := &naming{ids: narrowed(idForms{"user_id": users, "other_id": users})}
 	register(s, route{
 		method: http.MethodPost, path: "/v1/users:count", id: "count-users", tag: "Users", role: tokens.RoleRead,
 		status: http.StatusOK, projected: true,
 		summary: "Count the followers and followings of up to 500 users", description: "Reads a projection. An unknown user counts 0.",
-		codes: writing(),
+		codes: writing(), naming: n,
 	}, s.manyCounts)
 	register(s, route{
 		method: http.MethodGet, path: "/v1/users/{user_id}/mutuals/{other_id}", id: "list-user-mutuals", tag: "Users",
@@ -63,14 +65,23 @@ func (s *server) relationRoutes() {
 			"than %[1]d users and the other has more than %[1]d followers, only the user's newest %[1]d are searched. The answer is "+
 			"then the beginning of the list, and `truncated` is true. It is also true if more than `limit` users match. The list "+
 			"has no further page.", followercounts.MutualsCap),
+		naming: n,
 	}, s.mutuals)
+	schemas := s.api.OpenAPI().Components.Schemas.Map()
+	n.narrow(schemas["Edge"])
+	n.narrow(schemas["UserCounts"])
+	if len(n.ids) > 0 {
+		ids := schemas["ManyCountsInputBody"].Properties["user_ids"]
+		narrowID(ids.Items, users)
+		ids.Examples = []any{[]any{exampleID(users, "7")}}
+	}
 }
 
 func (s *server) manyCounts(ctx context.Context, in *manyCountsInput) (*manyCountsOutput, error) {
 	users, items := make([]event.ID, len(in.Body.UserIDs)), make([]UserCounts, len(in.Body.UserIDs))
 	for i, u := range in.Body.UserIDs {
 		var err error
-		if users[i], err = s.parseID(fmt.Sprintf("#/user_ids/%d", i), string(u)); err != nil {
+		if users[i], err = s.parseID(s.kinds.Objects[authors].ID, fmt.Sprintf("#/user_ids/%d", i), string(u)); err != nil {
 			return nil, err
 		}
 	}

@@ -133,7 +133,7 @@ func (s *server) countRoutes() {
 		if len(ends)+len(under) == 0 {
 			continue
 		}
-		plural := s.kinds.Objects[object]
+		plural := s.kinds.Objects[object].Plural
 		answer := s.schema(schema, nil, countsBody{}, func(sc *huma.Schema) {
 			for _, c := range ends {
 				property(c.list, &huma.Schema{Type: huma.TypeInteger, Format: "int64"}, true)(sc)
@@ -146,7 +146,7 @@ func (s *server) countRoutes() {
 			method: http.MethodGet, path: "/v1/" + plural + "/{owner_id}/counts", id: "get-" + dashed(object) + "-counts",
 			tag: capital(plural), role: tokens.RoleRead, status: http.StatusOK,
 			summary: summary, description: fromAProjection + " An unknown " + object + " counts 0.", projected: true, answer: answer,
-			naming: ownerNaming(object),
+			naming: s.ownerNaming(object),
 		}, func(ctx context.Context, in *ObjectPath) (*anyOutput, error) {
 			return s.counts(ctx, ends, under, in.ID.ID)
 		})

@@ -12,7 +12,7 @@ import (
 
 // Set has all kinds of an installation. It is immutable and safe for concurrent use.
 type Set struct {
-	Objects  map[string]string `yaml:"objects,omitempty" json:"objects,omitempty"` // plural by name
+	Objects  map[string]Object `yaml:"objects,omitempty" json:"objects,omitempty"`
 	Edges    map[string]Edge   `yaml:"edges,omitempty" json:"edges,omitempty"`
 	Children map[string]Child  `yaml:"children,omitempty" json:"children,omitempty"`
 }
@@ -33,6 +33,8 @@ type Edge struct {
 	Attributes map[string]Attribute `yaml:"attributes,omitempty" json:"attributes,omitempty"`
 	// hash sub-partitions of the kind's table when it is created; 0 for none
 	Partitions int `yaml:"partitions,omitempty" json:"partitions,omitempty"`
+
+	FromIDs, ToIDs IDForm `yaml:"-" json:"-"` // of the objects at the ends
 }
 
 // Child is a kind of children: entities with an author and a body under a parent object.
@@ -49,6 +51,8 @@ type Child struct {
 	OnePerAuthor bool                 `yaml:"one_per_author,omitempty" json:"one_per_author,omitempty"`
 	Attributes   map[string]Attribute `yaml:"attributes,omitempty" json:"attributes,omitempty"`
 	Partitions   int                  `yaml:"partitions,omitempty" json:"partitions,omitempty"` // as in Edge
+
+	ParentIDs, AuthorIDs IDForm `yaml:"-" json:"-"` // of the parent object and of Author
 }
 
 // Attribute is a typed value of an edge or a child, in addition to the members of its archetype.

@@ -2,6 +2,7 @@ package kinds
 
 import (
 	"bytes"
+	"cmp"
 	_ "embed"
 	"encoding/json"
 	"errors"
@@ -44,7 +45,7 @@ func (s *Set) ExtendJSON(text []byte) (*Set, error) {
 func (s *Set) Extend(added *Set, line func(path []string) int) (*Set, error) {
 	c := checking{base: s, line: line}
 	added = added.named()
-	all := &Set{Objects: map[string]string{}, Edges: map[string]Edge{}, Children: map[string]Child{}}
+	all := &Set{Objects: map[string]Object{}, Edges: map[string]Edge{}, Children: map[string]Child{}}
 	for _, from := range []*Set{added, s} { // the set wins; changed reports differences of the file
 		maps.Copy(all.Objects, from.Objects)
 		maps.Copy(all.Edges, from.Edges)
@@ -66,7 +67,20 @@ func (s *Set) Extend(added *Set, line func(path []string) int) (*Set, error) {
 	if err := c.err(); err != nil {
 		return nil, err
 	}
+	all.giveForms()
 	return all, nil
+}
+
+// giveForms tells the kinds the forms of the ids of their objects.
+func (s *Set) giveForms() {
+	for name, e := range s.Edges {
+		e.FromIDs, e.ToIDs = s.Objects[e.From].ID, s.Objects[e.To].ID
+		s.Edges[name] = e
+	}
+	for name, ch := range s.Children {
+		ch.ParentIDs, ch.AuthorIDs = s.Objects[ch.Parent].ID, s.Objects[Author].ID
+		s.Children[name] = ch
+	}
 }
 
 // checking is the state of checking kinds: the lines, and the errors found.
@@ -83,7 +97,11 @@ type problem struct {
 
 // named returns the set with names and defaults.
 func (s *Set) named() *Set {
-	named := &Set{Objects: s.Objects, Edges: maps.Clone(s.Edges), Children: maps.Clone(s.Children)}
+	named := &Set{Objects: maps.Clone(s.Objects), Edges: maps.Clone(s.Edges), Children: maps.Clone(s.Children)}
+	for name, o := range s.Objects {
+		o.ID = cmp.Or(o.ID, String)
+		named.Objects[name] = o
+	}
 	for name, e := range s.Edges {
 		e.Name = name
 		if e.Ends == [2]string{} {
@@ -136,8 +154,8 @@ func (c *checking) err() error {
 // changed reports kinds and objects of the file that differ from the set's.
 func (c *checking) changed(added *Set) {
 	const text = "is built in and cannot be changed; give the new one another name"
-	for name, plural := range added.Objects {
-		if have, ok := c.base.Objects[name]; ok && have != plural {
+	for name, o := range added.Objects {
+		if have, ok := c.base.Objects[name]; ok && have != o {
 			c.fail(text, "objects", name)
 		}
 	}

@@ -71,6 +71,11 @@ func TestAFileOfKindsIsCheckedAsAWholeWithLines(t *testing.T) {
 				`line 3: edges.play.ends: "B" cannot name an end: it is not a valid name, or all edges have a member of this name` + "\n" +
 				"line 3: edges.play.self: the ends are different objects, so no edge leads to its own origin\n" +
 				"line 3: edges.play.partitions: 257: want 0 to 256"},
+		{"forms of ids", "objects:\n  song: {plural: songs, id: number}\n  disc: {id: uuid}\n  band: [bands]\n" +
+			"  choir: {plural: choirs, ids: uuid}\n",
+			"line 4: cannot unmarshal !!seq\nline 5: field ids not found"},
+		{"another form of ids", "objects:\n  song: {plural: songs, id: number}\n  disc: {id: uuid}\n",
+			"line 2: objects.song.id: \"number\": want string, integer or uuid\nline 3: objects.disc: is missing"},
 		{"two filters", "edges:\n  play:\n    plural: plays\n    from: user\n    to: post\n    forward: played\n    reverse: " +
 			"players\n    attributes:\n" +
 			"      a: {enum: [x], filter: true}\n      b: {enum: [y], filter: true}\n",

@@ -62,7 +62,7 @@ func (l *lane) counts(v view, headers []string) error {
 			want[k.Plural] = countsOf(v, k, id)
 		}
 	}
-	a, err := l.call(http.MethodGet, fmt.Sprintf("/v1/%s/%s/counts", l.kinds.Objects[object], id), "", headers...)
+	a, err := l.call(http.MethodGet, fmt.Sprintf("/v1/%s/%s/counts", l.kinds.Objects[object].Plural, id), "", headers...)
 	if err != nil {
 		return err
 	}

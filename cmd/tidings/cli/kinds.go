@@ -255,7 +255,7 @@ func (p Process) kindsShowCommand() *cobra.Command {
 			if err != nil {
 				return nil, err
 			}
-			one := kinds.Set{Objects: map[string]string{}}
+			one := kinds.Set{Objects: map[string]kinds.Object{}}
 			if e, ok := now.Edge(args[0]); ok {
 				one.Edges = map[string]kinds.Edge{e.Name: e}
 				one.Objects[e.From], one.Objects[e.To] = now.Objects[e.From], now.Objects[e.To]

@@ -1233,6 +1233,10 @@ export type MutualList = {
 };
 
 export type ObjectKind = {
+    /**
+     * The form of its ids: string is any id, integer a decimal number, uuid a UUID in lower case.
+     */
+    id: 'string' | 'integer' | 'uuid';
     name: string;
     /**
      * The name in paths.
