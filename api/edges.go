@@ -243,7 +243,7 @@ func (e *edgeRoutes) attributeRoutes() {
 			"request that changes nothing makes no event."})
 	r.answer = e.entity
 	r.body = jsonBody(attributesSchema(e.k.Attributes, changed), true)
-	r.codes = writing(codeNotFound, codeVersionStale, codeIfMatchMissing)
+	r.codes = append(writing(codeNotFound, codeVersionStale, codeIfMatchMissing), e.self()...)
 	register(e.server, r, e.patch)
 }
 
@@ -589,7 +589,7 @@ func (e *edgeRoutes) listRoutes() {
 			r.naming.filter = &huma.Param{Name: name, In: "query", Description: "Only edges with this attribute.",
 				Schema: attributesSchema(e.k.Attributes, changed).Properties[name]}
 		}
-		if name, ok := e.words.schemas["EdgeList"]; ok {
+		if name, ok := e.plainList(); ok {
 			r.answer = e.api.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[EdgeList](), true, name)
 		} else {
 			end := map[string]string{"reverse": "Origin", "forward": "Target"}[d.name]
@@ -598,6 +598,13 @@ func (e *edgeRoutes) listRoutes() {
 		}
 		register(e.server, r, func(ctx context.Context, in *edgesInput) (*anyOutput, error) { return e.list(ctx, d, r.naming, in) })
 	}
+}
+
+// plainList returns the name of the schema of lists that have neither attributes nor the names of
+// the kind: they are older than both.
+func (e *edgeRoutes) plainList() (name string, ok bool) {
+	name, ok = e.words.schemas["EdgeList"]
+	return name, ok && len(e.k.Attributes) == 0
 }
 
 func (e *edgeRoutes) list(ctx context.Context, d direction, n *naming, in *edgesInput) (*anyOutput, error) {
@@ -612,7 +619,7 @@ func (e *edgeRoutes) list(ctx context.Context, d direction, n *naming, in *edges
 	if err != nil {
 		return nil, err
 	}
-	if _, ok := e.words.schemas["EdgeList"]; ok {
+	if _, ok := e.plainList(); ok {
 		return &anyOutput{Body: page}, nil
 	}
 	items := make([]any, len(page.Items))

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -90,10 +89,9 @@ func openFile(t *testing.T, file string, fromTheStart bool) (fixture, *kinds.Set
 	db := testkit.Postgres(t)
 	f := fixture{system: db.Pool(t, postgres.RoleSystem), owner: db.Pool(t, postgres.RoleOwner), pool: db.Pool(t, postgres.RoleAPI),
 		reg: prometheus.NewRegistry()}
-	for _, made := range slices.Concat(kinds.Truth.MakeTables(set), kinds.Projections.MakeTables(set)) {
-		if _, err := f.system.Exec(t.Context(), made.SQL, made.Args...); err != nil {
-			t.Fatal(made.What, err)
-		}
+	if _, err := kinds.Apply(t.Context(), kinds.Databases{Truth: f.system, Projections: f.system},
+		kinds.Request{Kinds: set, Actor: "t"}); err != nil {
+		t.Fatal(err)
 	}
 	own := []projections.Projection{followercounts.New(a.Now), threadcache.New(a.Now)}
 	deps := api.Deps{Store: store.New(f.pool, nil), Tokens: f.pool, DLQ: outbox.NewDLQ(f.pool, nil), Projections: f.pool, Fleet: own,

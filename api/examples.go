@@ -38,12 +38,12 @@ func exampleValues() map[string]any {
 	}
 }
 
-// exampleID returns the example of an id: the text, unless the ids are UUIDs.
-func exampleID(form kinds.IDForm, text string) string {
+// exampleID returns the example of an id: the integer, or a UUID with its digits.
+func exampleID(form kinds.IDForm, integer string) string {
 	if form == kinds.UUID {
-		return exampleUUID
+		return exampleUUID[:len(exampleUUID)-len(integer)] + integer
 	}
-	return text
+	return integer
 }
 
 // examples composes whole examples from those of the parts.

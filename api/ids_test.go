@@ -1,6 +1,7 @@
 package api_test
 
 import (
+	"fmt"
 	"net/http/httptest"
 	"net/url"
 	"slices"
@@ -182,5 +183,100 @@ func TestIDsOfANarrowedObjectHaveItsForm(t *testing.T) {
 	event := f.want(t, 200, "GET", "/v1/schemas/tidings.spin.created.v1", "", "Authorization").json["properties"].(map[string]any)
 	if got := event["song_id"].(map[string]any); got["pattern"] != kinds.IDForm(kinds.UUID).Pattern() || got["format"] != "uuid" {
 		t.Errorf("the contract of the event: %v", got)
+	}
+}
+
+// changedKinds changes kinds that are built in.
+const changedKinds = `
+objects: {user: {id: uuid}, post: {id: integer}}
+edges:
+  follow: {partitions: 2, attributes: {mood: {enum: [calm, loud], default: calm, filter: true}, note: {type: string}}}
+  like: {attributes: {weight: {type: integer}}}
+children:
+  comment: {partitions: 2, attributes: {stars: {type: integer, minimum: 1, maximum: 5, aggregate: true}}}
+  message: {moderated: true}
+`
+
+// TestBuiltInKindsAreAsAFileChangesThem writes and reads follows and comments, whose routes are
+// older than kinds.
+func TestBuiltInKindsAreAsAFileChangesThem(t *testing.T) {
+	f, _, a := openFile(t, changedKinds, true)
+	ann, bob, eve := song, song[:35]+"b", song[:35]+"e"
+	for _, c := range []struct{ method, path, body, parameter, rule string }{
+		{"PUT", "/v1/follows/7/" + ann, "", "follower_id", uuidRule},
+		{"GET", "/v1/users/7/followers", "", "user_id", uuidRule},
+		{"GET", "/v1/users/7/comments", "", "user_id", uuidRule},
+		{"GET", "/v1/users/" + ann + "/mutuals/8", "", "other_id", uuidRule},
+		{"PUT", "/v1/likes/" + ann + "/x", "", "post_id", intRule},
+		{"POST", "/v1/posts/x/comments", `{"author_id":"` + ann + `","body":"x"}`, "post_id", intRule},
+		{"PUT", "/v1/posts/x/thread", `{"locked":true}`, "post_id", intRule},
+	} {
+		if p := f.want(t, 422, c.method, c.path, c.body); !strings.Contains(p.body, `"parameter":"`+c.parameter+`"`) ||
+			!strings.Contains(p.body, c.rule) {
+			t.Errorf("%s %s: %s", c.method, c.path, p.body)
+		}
+	}
+	for path, c := range map[string]struct{ body, pointer string }{
+		"/v1/posts/5/comments": {`{"author_id":"7","body":"x"}`, "#/author_id"},
+		"/v1/users:count":      {`{"user_ids":["` + ann + `","7"]}`, "#/user_ids/1"},
+		"/v1/follows:check":    {`{"pairs":[{"follower_id":"` + ann + `","followee_id":"7"}]}`, "#/pairs/0/followee_id"},
+	} {
+		if p := f.want(t, 422, "POST", path, c.body); !strings.Contains(p.body, `"pointer":"`+c.pointer+`"`) ||
+			!strings.Contains(p.body, uuidRule) {
+			t.Errorf("POST %s: %s", path, p.body)
+		}
+	}
+
+	f.want(t, 201, "PUT", "/v1/follows/"+ann+"/"+bob, "")
+	f.want(t, 201, "PUT", "/v1/follows/"+eve+"/"+bob, `{"mood":"loud","note":"x"}`)
+	if got := f.want(t, 200, "PATCH", "/v1/follows/"+ann+"/"+bob, `{"note":"y"}`, `If-Match: *`); got.json["version"] != 2.0 {
+		t.Errorf("%s", got.body)
+	}
+	f.want(t, 201, "PUT", "/v1/likes/"+ann+"/5", `{"weight":3}`)
+	first := f.want(t, 201, "POST", "/v1/posts/5/comments", `{"author_id":"`+ann+`","body":"x","attributes":{"stars":4}}`)
+	f.want(t, 201, "POST", "/v1/posts/5/comments",
+		`{"author_id":"`+bob+`","body":"y","parent_id":"`+first.text("comment_id")+`","attributes":{"stars":2}}`)
+	f.want(t, 422, "POST", "/v1/posts/5/comments", `{"author_id":"`+ann+`","body":"x","attributes":{"stars":9}}`)
+	f.catchUpWith(t, a.Now)
+	followers := func(query string) (all []string) {
+		t.Helper()
+		for _, item := range itemsOf(f.want(t, 200, "GET", "/v1/users/"+bob+"/followers"+query, "")) {
+			attributes, _ := item["attributes"].(map[string]any)
+			all = append(all, fmt.Sprintf("%t %v %v", item["user_id"] == ann, attributes["mood"], attributes["note"]))
+		}
+		return all
+	}
+	for range 4 { // the first pages of follows are kept
+		if got := followers(""); !slices.Equal(got, []string{"false loud x", "true calm y"}) {
+			t.Errorf("%v", got)
+		}
+		if got := followers("?mood=loud"); !slices.Equal(got, []string{"false loud x"}) {
+			t.Errorf("%v", got)
+		}
+	}
+	counts := f.want(t, 200, "GET", "/v1/posts/5/counts", "")
+	if !strings.Contains(counts.body, `"aggregates":{"stars":{"count":2,"sum":6}}`) || counts.json["likers"] != 1.0 {
+		t.Errorf("%s", counts.body)
+	}
+	if tree := f.want(t, 200, "GET", "/v1/posts/5/comments?order=threaded", ""); len(itemsOf(tree)) != 2 {
+		t.Errorf("%s", tree.body)
+	}
+	f.want(t, 200, "PUT", "/v1/conversations/9/messages/settings", `{"locked":true}`)
+	locked := f.want(t, 409, "POST", "/v1/conversations/9/messages", `{"author_id":"`+ann+`","body":"x"}`)
+	if locked.text("code") != "thread-locked" {
+		t.Errorf("%s", locked.body)
+	}
+}
+
+// TestAnIDThatWasNarrowedAMomentAgoIsRefused has an API that does not know the new kinds yet.
+func TestAnIDThatWasNarrowedAMomentAgoIsRefused(t *testing.T) {
+	f, _, _ := openFile(t, `objects: {user: {id: uuid}}`, false)
+	if p := f.want(t, 422, "PUT", "/v1/follows/7/8", ""); p.text("code") != "validation-failed" {
+		t.Errorf("%s", p.body)
+	}
+	items := itemsOf(f.want(t, 200, "POST", "/v1/follows:batch", `{"operations":[{"op":"put","follower_id":"7","followee_id":"8"},`+
+		`{"op":"put","follower_id":"`+song+`","followee_id":"`+song[:35]+`b"}]}`))
+	if items[0]["status"] != 422.0 || items[1]["status"] != 201.0 {
+		t.Errorf("%v", items)
 	}
 }

@@ -226,7 +226,7 @@ func (n *naming) document(op *huma.Operation) {
 			p.Description, p.Schema.Description = text, text
 		}
 		if form, ok := n.ids[p.Name]; ok {
-			narrowID(p.Schema, form)
+			narrowID(p.Schema, form, exampleOf(p.Name))
 		}
 		p.Name = n.of(p.Name)
 	}
@@ -322,9 +322,18 @@ func (n *naming) narrow(s *huma.Schema) {
 	}
 	for name, form := range n.ids {
 		if p := s.Properties[n.of(name)]; p != nil {
-			narrowID(p, form)
+			narrowID(p, form, exampleOf(name))
 		}
 	}
+}
+
+// exampleOf returns the integer for the example of an id, by the archetype's name. The two ends of
+// an edge differ.
+func exampleOf(name string) string {
+	if name == "from_id" {
+		return "7"
+	}
+	return "42"
 }
 
 // property sets a member of a schema. A required member is never missing.

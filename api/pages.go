@@ -195,7 +195,11 @@ func (p *Pages) put(key pageKey, limit int, page EdgeList, offsets map[string]ui
 }
 
 func sizeOf(page EdgeList) int64 {
-	return int64(pageOverhead + len(page.Items)*pageItemBytes + len(page.Next))
+	n := pageOverhead + len(page.Items)*pageItemBytes + len(page.Next)
+	for _, item := range page.Items {
+		n += len(item.attributes)
+	}
+	return int64(n)
 }
 
 func (p *Pages) count(l *pageList, bytes int64) {

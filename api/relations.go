@@ -72,7 +72,7 @@ func (s *server) relationRoutes() {
 	n.narrow(schemas["UserCounts"])
 	if len(n.ids) > 0 {
 		ids := schemas["ManyCountsInputBody"].Properties["user_ids"]
-		narrowID(ids.Items, users)
+		narrowID(ids.Items, users, "7")
 		ids.Examples = []any{[]any{exampleID(users, "7")}}
 	}
 }

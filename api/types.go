@@ -28,14 +28,14 @@ func idSchema(form kinds.IDForm) *huma.Schema {
 	return &huma.Schema{Type: huma.TypeString, Pattern: form.Pattern(), Description: "An id that you choose: " + form.Rule() + "."}
 }
 
-// narrowID gives the schema of an id the form that a file of kinds requires.
-func narrowID(s *huma.Schema, form kinds.IDForm) {
+// narrowID gives the schema of an id the form that a file of kinds requires. example is an integer.
+func narrowID(s *huma.Schema, form kinds.IDForm, example string) {
 	if s.Description == idSchema(kinds.String).Description {
 		s.Description = idSchema(form).Description
 	}
 	s.Pattern, s.PatternDescription = form.Pattern(), form.Rule()
 	if form == kinds.UUID {
-		s.Format, s.Examples = "uuid", []any{exampleUUID}
+		s.Format, s.Examples = "uuid", []any{exampleID(form, example)}
 	}
 	s.PrecomputeMessages()
 }

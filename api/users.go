@@ -68,7 +68,7 @@ func (e *edgeRoutes) readList(ctx context.Context, d direction, of event.ID, in 
 		after = &followercounts.EdgeCursor{PositionedAt: c.At.Time, ID: c.User}
 	}
 	key := pageKey{tenant, e.k.Name, d.name, of}
-	keep := after == nil && e.k.Name == event.AggregateFollow && len(e.mustSee(ctx, followercounts.Name)) == 0
+	keep := after == nil && filter == "" && e.k.Name == event.AggregateFollow && len(e.mustSee(ctx, followercounts.Name)) == 0
 	if keep {
 		if page, ok := e.pages.get(key, in.Limit); ok {
 			return page, nil

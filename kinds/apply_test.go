@@ -156,7 +156,8 @@ func TestApplyInOneDatabase(t *testing.T) {
 func TestAnApplyThatBrokeOffIsCompletedByTheNext(t *testing.T) {
 	other := strings.Replace(music, "to: song, forward: plays", "to: post, forward: plays", 1)
 	for _, step := range kinds.Steps {
-		for name, next := range map[string]string{"the same file": music, "another file, with another play": other, "no file": `{}`} {
+		for name, next := range map[string]string{"the same file": music, "another file, with another play": other, "no file": `{}`,
+			"changed built-in kinds": changed} {
 			if next != music && step != "truth commit" { // before that step it leaves nothing
 				continue
 			}
@@ -472,6 +473,71 @@ func TestIDsThatAreWrittenInTheLastMomentAreNotNarrowed(t *testing.T) {
 	}
 	i.holds(t, music)
 	i.exec(t, i.truth.Pool(t, "tidings_writer"), insertPlay+` ON CONFLICT DO NOTHING`)
+}
+
+// changed changes built-in kinds.
+const changed = `
+objects: {user: {id: uuid}}
+edges: {follow: {partitions: 16}}
+children:
+  message: {attributes: {mood: {enum: [calm, loud]}}}
+`
+
+func TestBuiltInKindsChangeAsRowsAllow(t *testing.T) {
+	i := newInstallation(t)
+	done := i.apply(t, changed)
+	i.holds(t, changed)
+	var what []string
+	for _, c := range done.Changes {
+		what = append(what, c.Path+" "+c.What+" "+c.Kind)
+	}
+	if d := cmp.Diff([]string{"children.message.attributes.mood added ", "edges.follow.partitions 0 → 16 follow",
+		"objects.user.id string → uuid in follow follow", "objects.user.id string → uuid in like like",
+		"objects.user.id string → uuid in membership membership", "objects.user.id string → uuid in share share",
+		"objects.user.id string → uuid in comment comment", "objects.user.id string → uuid in message message",
+		"objects.user.id string → uuid in review review"}, what); d != "" {
+		t.Error(d)
+	}
+	var parts int
+	if err := i.Truth.QueryRow(t.Context(), `SELECT count(*) FROM pg_inherits WHERE inhparent = 'edges_follow'::regclass`).Scan(
+		&parts); err != nil || parts != 16 {
+		t.Errorf("%d partitions, %v", parts, err)
+	}
+	if again := i.apply(t, changed); again.Version != done.Version || len(again.Changes) != 0 {
+		t.Errorf("again: %+v", again)
+	}
+
+	writer := i.truth.Pool(t, "tidings_writer")
+	const numbers = `INSERT INTO follows (tenant_id, follower_id, followee_id) VALUES (1, '1', '2')`
+	if _, err := writer.Exec(t.Context(), numbers); !postgres.IsCheck(err) {
+		t.Errorf("a follow of numbers: %v", err)
+	}
+	i.exec(t, writer, `INSERT INTO follows (tenant_id, follower_id, followee_id)
+		VALUES (1, '0196b2d4-7c00-7000-8000-00000000000a', '0196b2d4-7c00-7000-8000-00000000000b')`)
+	i.exec(t, writer, `INSERT INTO messages (tenant_id, message_id, conversation_id, author_id, body)
+		VALUES (1, gen_random_uuid(), 3, '0196b2d4-7c00-7000-8000-00000000000a', 'x')`)
+
+	// Without a file they would be as they are built in, and the rows forbid that.
+	_, err := kinds.Apply(t.Context(), i.Databases, kinds.Request{Kinds: kinds.Builtin(), Actor: "ann"})
+	want := "children.message.attributes.mood: removed: refused, because message has rows in children. Instead, keep it: writers may " +
+		"omit it\nedges.follow.partitions: 16 → 0: refused, because follow has rows in edges. Instead, add a kind with another name, " +
+		"and write there"
+	if err == nil || err.Error() != want {
+		t.Errorf("%v\nwant %s", err, want)
+	}
+	i.holds(t, changed)
+	wider := strings.Replace(changed, "user: {id: uuid}", "group: {id: integer}", 1) // nobody is in a group
+	i.apply(t, wider)
+	i.holds(t, wider)
+	i.exec(t, writer, numbers)
+
+	i.exec(t, i.Truth, `DELETE FROM edges_follow`)
+	i.exec(t, i.Truth, `DELETE FROM children_message`)
+	i.apply(t, `{}`)
+	i.holds(t, `{}`)
+	if all, err := kinds.History(t.Context(), i.Truth); err != nil || len(all) != 3 || len(all[2].Changes) != 3 {
+		t.Errorf("history: %+v, %v", all, err)
+	}
 }
 
 func TestEventsOfAKindKeepItToo(t *testing.T) {

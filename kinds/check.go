@@ -247,9 +247,9 @@ func (c *checking) collisions(all, added *Set) {
 		}
 	}
 	for _, ours := range []bool{false, true} {
-		s := added
-		if !ours {
-			s = c.base
+		s := c.base
+		if ours {
+			s = added.minus(c.base, func(any, any) bool { return true }) // built-in kinds keep their words
 		}
 		for _, name := range slices.Sorted(maps.Keys(s.Objects)) {
 			claim(ours, "name", name, "the object "+name, "objects", name)

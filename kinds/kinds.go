@@ -180,15 +180,18 @@ func (s *Set) AllChildren() []Child {
 	return slices.SortedFunc(maps.Values(s.Children), func(a, b Child) int { return cmp.Compare(a.Name, b.Name) })
 }
 
-// Without returns the kinds and objects of the set that other does not have.
-func (s *Set) Without(other *Set) *Set {
-	return &Set{Objects: without(s.Objects, other.Objects), Edges: without(s.Edges, other.Edges),
-		Children: without(s.Children, other.Children)}
+// Without returns the kinds and objects of the set that other does not have, or has otherwise.
+func (s *Set) Without(other *Set) *Set { return s.minus(other, same) }
+
+// minus returns the kinds and objects of the set without those of other that are equal.
+func (s *Set) minus(other *Set, equal func(a, b any) bool) *Set {
+	return &Set{Objects: minus(s.Objects, other.Objects, equal), Edges: minus(s.Edges, other.Edges, equal),
+		Children: minus(s.Children, other.Children, equal)}
 }
 
-func without[V any](all, but map[string]V) map[string]V {
+func minus[V any](all, but map[string]V, equal func(a, b any) bool) map[string]V {
 	rest := maps.Clone(all)
-	maps.DeleteFunc(rest, func(name string, _ V) bool { _, there := but[name]; return there })
+	maps.DeleteFunc(rest, func(name string, v V) bool { other, there := but[name]; return there && equal(v, other) })
 	return rest
 }
 

@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -90,6 +92,62 @@ children:
 		if _, err := kinds.Builtin().ExtendJSON([]byte(file)); err == nil {
 			t.Errorf("%s is accepted", file)
 		}
+	}
+}
+
+func TestAFileMayChangeBuiltInKinds(t *testing.T) {
+	s := testkit.Kinds(t, `
+objects: {post: {id: uuid}, user: users}
+edges:
+  follow: {partitions: 16}
+  like: {plural: likes, from: user, to: post, forward: likes, reverse: likers}
+  membership: {attributes: {role: {enum: [guest, member, owner]}, note: {type: string}}}
+children:
+  message: {moderated: true}
+  review: {plural: reviews, parent: product, one_per_author: true, attributes: {helpful: {type: integer, aggregate: true}}}
+  comment: {}
+`)
+	follow, like, membership := s.Edges["follow"], s.Edges["like"], s.Edges["membership"]
+	message, review := s.Children["message"], s.Children["review"]
+	if follow.Partitions != 16 || follow.Plural != "follows" || follow.Ends != [2]string{"follower_id", "followee_id"} ||
+		like.ToIDs != kinds.UUID || like.FromIDs != kinds.String || s.Children["comment"].ParentIDs != kinds.UUID ||
+		s.Objects["post"] != (kinds.Object{Plural: "posts", ID: kinds.UUID}) {
+		t.Errorf("%+v\n%+v\n%+v", follow, like, s.Objects)
+	}
+	// an attribute of a file replaces the one of its name, and the others stay
+	if role := membership.Attributes["role"]; len(role.Enum) != 3 || role.Default != nil || role.Filter ||
+		membership.Attributes["note"].Type != kinds.String {
+		t.Errorf("%+v", membership)
+	}
+	if !message.Moderated || message.Parent != "conversation" || !cmp.Equal(review.Aggregates(), []string{"helpful", "rating"}) ||
+		!review.OnePerAuthor {
+		t.Errorf("%+v\n%+v", message, review)
+	}
+	if b := kinds.Builtin(); b.Edges["follow"].Partitions != 0 || len(b.Edges["membership"].Attributes) != 1 ||
+		b.Objects["post"].ID != kinds.String || b.Edges["like"].ToIDs != kinds.String {
+		t.Errorf("the built-in kinds have changed: %+v", b)
+	}
+
+	// The database keeps the kinds that differ, and reads them again.
+	stated := s.Without(kinds.Builtin())
+	if !cmp.Equal(slices.Sorted(maps.Keys(stated.Edges)), []string{"follow", "membership"}) || len(stated.Objects) != 1 ||
+		!cmp.Equal(slices.Sorted(maps.Keys(stated.Children)), []string{"message", "review"}) {
+		t.Errorf("%+v", stated)
+	}
+	kept, err := json.Marshal(stated)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := kinds.Builtin().ExtendJSON(kept)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := kinds.Changes(s, again); len(d) > 0 || again.Edges["like"].ToIDs != kinds.UUID {
+		t.Errorf("%s is read as %+v", kept, d)
+	}
+	if same := testkit.Kinds(t, `{objects: {user: {id: string}}, edges: {follow: {}, share: {partitions: 0}}}`); len(
+		kinds.Changes(kinds.Builtin(), same)) > 0 || len(same.Without(kinds.Builtin()).Edges) > 0 {
+		t.Errorf("a file that changes nothing: %+v", same)
 	}
 }
 
