@@ -858,7 +858,8 @@ func TestDocuments(t *testing.T) {
 			under, one := "/v1/"+parents+"/{"+k.Parent+"_id}/"+k.Plural, "/v1/"+k.Plural+"/{"+k.Name+"_id}"
 			want = append(want, "POST "+under, "GET "+under, "GET "+under+"/summary", "GET "+one, "PATCH "+one, "DELETE "+one,
 				"GET "+one+"/versions", "GET /v1/users/{user_id}/"+k.Plural, "POST /v1/"+k.Plural+":batch",
-				"GET /v1/"+parents+"/{"+k.Parent+"_id}/counts")
+				"GET /v1/"+parents+"/{"+k.Parent+"_id}/counts", "GET "+under+"/settings", "PUT "+under+"/settings",
+				"GET "+under+"/settings/versions", "PUT "+one+"/moderation", "GET /v1/moderation/"+k.Plural+"/pending")
 		}
 	}
 	for _, k := range kinds.Builtin().AllEdges() {

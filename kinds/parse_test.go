@@ -103,7 +103,7 @@ edges:
   like: {plural: likes, from: user, to: post, forward: likes, reverse: likers}
   membership: {attributes: {role: {enum: [guest, member, owner]}, note: {type: string}}}
 children:
-  message: {moderated: true}
+  message: {attributes: {mood: {type: string}}}
   review: {plural: reviews, parent: product, one_per_author: true, attributes: {helpful: {type: integer, aggregate: true}}}
   comment: {}
 `)
@@ -119,7 +119,8 @@ children:
 		membership.Attributes["note"].Type != kinds.String {
 		t.Errorf("%+v", membership)
 	}
-	if !message.Moderated || message.Parent != "conversation" || !cmp.Equal(review.Aggregates(), []string{"helpful", "rating"}) ||
+	if message.Attributes["mood"].Type == "" || message.Parent != "conversation" ||
+		!cmp.Equal(review.Aggregates(), []string{"helpful", "rating"}) ||
 		!review.OnePerAuthor {
 		t.Errorf("%+v\n%+v", message, review)
 	}

@@ -369,7 +369,9 @@ func TestSettingsOfThreadsOfTwoKindsAreApart(t *testing.T) {
 	if got, err := s.GetThread(ctx, 1, commentKind, "5"); err != nil || got.Version != 0 || got.Locked {
 		t.Errorf("%+v, %v", got, err)
 	}
-	if out, err := s.SetThreads(ctx, 1, testSet.Children["message"],
+	plain := testSet.Children["message"]
+	plain.Moderated = false
+	if out, err := s.SetThreads(ctx, 1, plain,
 		[]ThreadSettings{{Meta: tester, Object: "5", Locked: true}}); err != nil || !errors.Is(out[0].Err, ErrInvalid) {
 		t.Errorf("of a kind that is not moderated: %+v, %v", out, err)
 	}

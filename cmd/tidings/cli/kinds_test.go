@@ -71,7 +71,7 @@ edges:
 	lines := strings.Split(strings.TrimSpace(stdout), "\n")
 	var review listedKind
 	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &review); err != nil || len(lines) != 8 || review.Parent != "product" ||
-		!review.BuiltIn || strings.Join(review.Has, " ") != "one_per_author rating" {
+		!review.BuiltIn || strings.Join(review.Has, " ") != "moderated one_per_author rating" {
 		t.Errorf("%d lines, %+v, %v", len(lines), review, err)
 	}
 
