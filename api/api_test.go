@@ -832,7 +832,8 @@ func routesOf(k kinds.Edge) []string {
 	one, objects := "/v1/"+k.Plural+"/{"+k.Ends[0]+"}/{"+k.Ends[1]+"}", kinds.Builtin().Objects
 	all := []string{"PUT " + one, "GET " + one, "DELETE " + one, "GET " + one + "/versions", "POST /v1/" + k.Plural + ":batch",
 		"POST /v1/" + k.Plural + ":check",
-		"GET /v1/" + objects[k.To] + "/{" + k.To + "_id}/" + k.Reverse, "GET /v1/" + objects[k.From] + "/{" + k.From + "_id}/" + k.Forward}
+		"GET /v1/" + objects[k.To].Plural + "/{" + k.To + "_id}/" + k.Reverse,
+		"GET /v1/" + objects[k.From].Plural + "/{" + k.From + "_id}/" + k.Forward}
 	if len(k.Attributes) > 0 {
 		all = append(all, "PATCH "+one)
 	}
@@ -874,11 +875,12 @@ func TestDocuments(t *testing.T) {
 	}
 	for _, k := range kinds.Builtin().AllChildren() {
 		if k.Name != "comment" {
-			parents := kinds.Builtin().Objects[k.Parent]
+			parents := kinds.Builtin().Objects[k.Parent].Plural
 			under, one := "/v1/"+parents+"/{"+k.Parent+"_id}/"+k.Plural, "/v1/"+k.Plural+"/{"+k.Name+"_id}"
 			want = append(want, "POST "+under, "GET "+under, "GET "+under+"/summary", "GET "+one, "PATCH "+one, "DELETE "+one,
 				"GET "+one+"/versions", "GET /v1/users/{user_id}/"+k.Plural, "POST /v1/"+k.Plural+":batch",
-				"GET /v1/"+parents+"/{"+k.Parent+"_id}/counts")
+				"GET /v1/"+parents+"/{"+k.Parent+"_id}/counts", "GET "+under+"/settings", "PUT "+under+"/settings",
+				"GET "+under+"/settings/versions", "PUT "+one+"/moderation", "GET /v1/moderation/"+k.Plural+"/pending")
 		}
 	}
 	for _, k := range kinds.Builtin().AllEdges() {
@@ -890,8 +892,8 @@ func TestDocuments(t *testing.T) {
 	want = append(want, "GET /v1/threads:export", "GET /v1/kinds", "GET /v1/posts/{post_id}/counts", "GET /v1/groups/{group_id}/counts",
 		"GET /v1/edge-removals/{removal_id}", "POST /v1/users/{user_id}:remove-edges", "POST /v1/posts/{post_id}:remove-edges",
 		"POST /v1/groups/{group_id}:remove-edges")
-	for _, plural := range kinds.Builtin().Objects {
-		want = append(want, "POST /v1/"+plural+":counts")
+	for _, o := range kinds.Builtin().Objects {
+		want = append(want, "POST /v1/"+o.Plural+":counts")
 	}
 	want = append(want, "POST /v1/users:check", "POST /v1/posts:check", "POST /v1/groups:check")
 	slices.Sort(want)

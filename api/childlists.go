@@ -120,7 +120,7 @@ func (c *childRoutes) listRoutes() {
 		c.summary)
 
 	answer := c.schema("List", entityList{}, listItems(c.entity, ""))
-	authored := c.listing("authored", "/v1/"+c.kinds.Objects[authors]+"/{user_id}/"+c.k.Plural, answer,
+	authored := c.listing("authored", "/v1/"+c.kinds.Objects[authors].Plural+"/{user_id}/"+c.k.Plural, answer,
 		words{"list-" + authors + "-" + c.tagged, "List a " + authors + "'s visible {children}, newest first",
 			"Reads a projection. An unknown " + authors + " has an empty list."}, codeCursorInvalid)
 	authored.tag = "Users"

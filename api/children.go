@@ -202,7 +202,7 @@ func (c *childRoutes) change(schema *huma.Schema) {
 
 // under is the path of an object's children; one is the path of a child.
 func (c *childRoutes) under() string {
-	return "/v1/" + c.kinds.Objects[c.k.Parent] + "/{object_id}/" + c.k.Plural
+	return "/v1/" + c.kinds.Objects[c.k.Parent].Plural + "/{object_id}/" + c.k.Plural
 }
 func (c *childRoutes) one() string { return "/v1/" + c.k.Plural + "/{child_id}" }
 
@@ -305,7 +305,7 @@ func (c *childRoutes) create(ctx context.Context, in *newChildInput) (*childOutp
 
 // newChild returns the store's input for a create.
 func (c *childRoutes) newChild(ctx context.Context, object event.ID, body newChild, key string) (store.NewChild, error) {
-	author, err := c.parseID("#/author_id", string(body.AuthorID))
+	author, err := c.parseID(c.k.AuthorIDs, "#/author_id", string(body.AuthorID))
 	if err == nil {
 		err = c.limitAuthor(ctx, author)
 	}
@@ -448,7 +448,8 @@ func (c *childRoutes) batchRoutes() {
 	}, child, "if_match")
 	edit := op("edit", c.change, object, "author_id", "parent_id", "idempotency_key")
 	remove := op("delete", func(*huma.Schema) {}, object, "author_id", "parent_id", "idempotency_key", "body", "attributes")
-	first := map[string]any{"op": "create", object: "5", "author_id": "3", "body": "Well said.", "idempotency_key": "import-1"}
+	first := map[string]any{"op": "create", object: exampleID(c.k.ParentIDs, "5"), "author_id": exampleID(c.k.AuthorIDs, "3"),
+		"body": "Well said.", "idempotency_key": "import-1"}
 	e := examples{exampleValues(), c.api.OpenAPI().Components.Schemas}
 	if attributes := attributesSchema(c.k.Attributes, written); len(attributes.Properties) > 0 {
 		first["attributes"], _ = e.of("attributes", attributes) // no error: every attribute has an example
@@ -468,7 +469,7 @@ func (c *childRoutes) takeCreate(ctx context.Context, raw []byte) (any, []string
 	if err := c.takeApart(raw, c.value(&op)); err != nil {
 		return nil, nil, err
 	}
-	object, err := c.parseID("#/"+c.of("object_id"), string(op.Object))
+	object, err := c.parseID(c.k.ParentIDs, "#/"+c.of("object_id"), string(op.Object))
 	if err != nil {
 		return nil, nil, err
 	}

@@ -21,7 +21,7 @@ func TestChildrenOfEveryKindGoThroughTheirRoutes(t *testing.T) {
 		t.Run(k.Name, func(t *testing.T) {
 			n, attributes := k.Names(), map[string]string{"review": `,"attributes":{"rating":4}`,
 				"report": `,"attributes":{"stars":4}`}[k.Name]
-			object := "/v1/" + set.Objects[k.Parent] + "/42"
+			object := "/v1/" + set.Objects[k.Parent].Plural + "/42"
 			under := object + "/" + k.Plural
 			create := func(author any, body string) string {
 				return fmt.Sprintf(`{"author_id":"%v","body":%q%s}`, author, body, attributes)
@@ -238,7 +238,7 @@ func TestThreadsOfEveryKind(t *testing.T) {
 	f, set, applied := openKinds(t, true)
 	for _, k := range set.AllChildren() {
 		t.Run(k.Name, func(t *testing.T) {
-			id, object := k.Names().ID, "/v1/"+set.Objects[k.Parent]+"/42"
+			id, object := k.Names().ID, "/v1/"+set.Objects[k.Parent].Plural+"/42"
 			under, summary := object+"/"+k.Plural, object+"/"+k.Plural+"/summary"
 			attributes := map[string]string{"review": `,"attributes":{"rating":4}`}[k.Name]
 			if none := f.want(t, 200, "GET", summary, ""); none.json["total"] != 0.0 || none.json["last_activity_at"] != nil {

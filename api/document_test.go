@@ -80,8 +80,13 @@ func missing(at string, was, now any) (lost []string) {
 			}
 			before, isList := v.([]any)
 			after, _ := more.([]any)
-			if (name == "oneOf" || name == "enum") && isList && len(after) >= len(before) {
-				more = after[:len(before)]
+			if (name == "oneOf" || name == "enum") && isList { // in any order
+				for _, one := range before {
+					if !slices.ContainsFunc(after, func(other any) bool { return len(missing(at, one, other)) == 0 }) {
+						lost = append(lost, fmt.Sprintf("%s/%s: %v is gone", at, name, one))
+					}
+				}
+				continue
 			}
 			if name == "required" && isList {
 				for _, member := range before {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"reflect"
@@ -242,7 +243,7 @@ func (e *edgeRoutes) attributeRoutes() {
 			"request that changes nothing makes no event."})
 	r.answer = e.entity
 	r.body = jsonBody(attributesSchema(e.k.Attributes, changed), true)
-	r.codes = writing(codeNotFound, codeVersionStale, codeIfMatchMissing)
+	r.codes = append(writing(codeNotFound, codeVersionStale, codeIfMatchMissing), e.self()...)
 	register(e.server, r, e.patch)
 }
 
@@ -396,8 +397,10 @@ func (e *edgeRoutes) batchRoutes() {
 	}
 	r := e.route("batch", http.MethodPost, "/v1/"+e.k.Plural+":batch", tokens.RoleWrite, http.StatusOK,
 		words{"batch-" + e.tagged, fmt.Sprintf("Put and remove up to %d %s", maxBatch, e.k.Plural), batchDescription})
-	example := map[string]any{"op": opPut, e.of("from_id"): "7", e.of("to_id"): "42"}
-	e.batchRoute(r, ops, []any{example, map[string]any{"op": opRemove, e.of("from_id"): "7", e.of("to_id"): "43"}})
+	example := func(op, to string) map[string]any {
+		return map[string]any{"op": op, e.of("from_id"): exampleID(e.k.FromIDs, "7"), e.of("to_id"): exampleID(e.k.ToIDs, to)}
+	}
+	e.batchRoute(r, ops, []any{example(opPut, "42"), example(opRemove, "43")})
 }
 
 func (e *edgeRoutes) take(ctx context.Context, raw []byte) (any, []string, error) {
@@ -405,11 +408,11 @@ func (e *edgeRoutes) take(ctx context.Context, raw []byte) (any, []string, error
 	if err := e.takeApart(raw, e.value(&op)); err != nil {
 		return nil, nil, err
 	}
-	from, err := e.parseID("#/"+e.of("from_id"), string(op.From))
+	from, err := e.parseID(e.k.FromIDs, "#/"+e.of("from_id"), string(op.From))
 	if err != nil {
 		return nil, nil, err
 	}
-	to, err := e.parseID("#/"+e.of("to_id"), string(op.To))
+	to, err := e.parseID(e.k.ToIDs, "#/"+e.of("to_id"), string(op.To))
 	if err == nil && op.Op == opPut {
 		err = e.creates(ctx, from)
 	}
@@ -473,10 +476,10 @@ func (e *edgeRoutes) check(ctx context.Context, in *edgeCheckInput) (*anyOutput,
 		var p edgePair
 		err := json.Unmarshal(raw, e.value(&p))
 		if err == nil {
-			pairs[i].From, err = e.parseID(fmt.Sprintf("#/pairs/%d/%s", i, e.of("from_id")), string(p.From))
+			pairs[i].From, err = e.parseID(e.k.FromIDs, fmt.Sprintf("#/pairs/%d/%s", i, e.of("from_id")), string(p.From))
 		}
 		if err == nil {
-			pairs[i].To, err = e.parseID(fmt.Sprintf("#/pairs/%d/%s", i, e.of("to_id")), string(p.To))
+			pairs[i].To, err = e.parseID(e.k.ToIDs, fmt.Sprintf("#/pairs/%d/%s", i, e.of("to_id")), string(p.To))
 		}
 		if err != nil {
 			return nil, err
@@ -553,8 +556,9 @@ type ObjectPath struct {
 }
 
 // ownerNaming returns the naming of a route about an object of this type.
-func ownerNaming(object string) *naming {
-	return &naming{names: map[string]string{"owner_id": object + "_id"}, nouns: strings.NewReplacer("{object}", object)}
+func (s *server) ownerNaming(object string) *naming {
+	return &naming{names: map[string]string{"owner_id": object + "_id"}, nouns: strings.NewReplacer("{object}", object),
+		ids: narrowed(idForms{"owner_id": s.kinds.IDs(object)})}
 }
 
 type edgesInput struct {
@@ -575,18 +579,20 @@ func (e *edgeRoutes) listRoutes() {
 		{name: listReverse, list: e.k.Reverse, of: e.k.To, to: e.k.From},
 		{name: listForward, list: e.k.Forward, of: e.k.From, to: e.k.To},
 	} {
-		r := e.route(d.name, http.MethodGet, "/v1/"+e.kinds.Objects[d.of]+"/{owner_id}/"+d.list, tokens.RoleRead, http.StatusOK, words{
+		owners := e.kinds.Plural(d.of)
+		r := e.route(d.name, http.MethodGet, "/v1/"+owners+"/{owner_id}/"+d.list, tokens.RoleRead, http.StatusOK, words{
 			"list-" + dashed(d.of+"-"+d.list), "List the " + d.list + " of " + a(d.of) + ", newest first",
 			fromAProjection + " An unknown " + d.of + " has an empty list."})
-		r.tag = capital(e.kinds.Objects[d.of])
+		r.tag = capital(owners)
 		r.projected, r.codes = true, []string{codeCursorInvalid}
-		r.naming = ownerNaming(d.of)
+		r.naming = e.ownerNaming(d.of)
 		r.naming.names["object_id"] = d.to + "_id" // of an item
+		maps.Copy(r.naming.ids, narrowed(idForms{"object_id": e.kinds.IDs(d.to)}))
 		if name, ok := e.k.Filter(); ok && d.name == listReverse {
 			r.naming.filter = &huma.Param{Name: name, In: "query", Description: "Only edges with this attribute.",
 				Schema: attributesSchema(e.k.Attributes, changed).Properties[name]}
 		}
-		if name, ok := e.words.schemas["EdgeList"]; ok {
+		if name, ok := e.plainList(); ok {
 			r.answer = e.api.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[EdgeList](), true, name)
 		} else {
 			end := map[string]string{"reverse": "Origin", "forward": "Target"}[d.name]
@@ -595,6 +601,13 @@ func (e *edgeRoutes) listRoutes() {
 		}
 		register(e.server, r, func(ctx context.Context, in *edgesInput) (*anyOutput, error) { return e.list(ctx, d, r.naming, in) })
 	}
+}
+
+// plainList returns the name of the schema of lists that have neither attributes nor the names of
+// the kind: they are older than both.
+func (e *edgeRoutes) plainList() (name string, ok bool) {
+	name, ok = e.words.schemas["EdgeList"]
+	return name, ok && len(e.k.Attributes) == 0
 }
 
 func (e *edgeRoutes) list(ctx context.Context, d direction, n *naming, in *edgesInput) (*anyOutput, error) {
@@ -609,7 +622,7 @@ func (e *edgeRoutes) list(ctx context.Context, d direction, n *naming, in *edges
 	if err != nil {
 		return nil, err
 	}
-	if _, ok := e.words.schemas["EdgeList"]; ok {
+	if _, ok := e.plainList(); ok {
 		return &anyOutput{Body: page}, nil
 	}
 	items := make([]any, len(page.Items))

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -89,10 +88,9 @@ func openKindsOf(t *testing.T, file string, fromTheStart bool) (fixture, *kinds.
 	db := testkit.Postgres(t)
 	f := fixture{system: db.Pool(t, postgres.RoleSystem), owner: db.Pool(t, postgres.RoleOwner), pool: db.Pool(t, postgres.RoleAPI),
 		reg: prometheus.NewRegistry()}
-	for _, made := range slices.Concat(kinds.Truth.MakeTables(set), kinds.Projections.MakeTables(set)) {
-		if _, err := f.system.Exec(t.Context(), made.SQL, made.Args...); err != nil {
-			t.Fatal(made.What, err)
-		}
+	if _, err := kinds.Apply(t.Context(), kinds.Databases{Truth: f.system, Projections: f.system},
+		kinds.Request{Kinds: set, Actor: "t"}); err != nil {
+		t.Fatal(err)
 	}
 	own := []projections.Projection{followercounts.New(a.Now), threadcache.New(a.Now)}
 	deps := api.Deps{Store: store.New(f.pool, nil), Tokens: f.pool, DLQ: outbox.NewDLQ(f.pool, nil), Projections: f.pool, Fleet: own,
@@ -213,11 +211,11 @@ func TestEdgesOfEveryKindGoThroughTheirRoutes(t *testing.T) {
 			if items := itemsOf(check); len(items) != 2 || items[1][k.Ends[1]] != "2" {
 				t.Errorf("check: %s", check.body)
 			}
-			for _, path := range []string{set.Objects[k.To] + "/42/" + k.Reverse, set.Objects[k.From] + "/7/" + k.Forward,
-				k.Plural + "/7/42/versions", set.Objects[k.To] + "/42/counts"} {
+			for _, path := range []string{set.Objects[k.To].Plural + "/42/" + k.Reverse, set.Objects[k.From].Plural + "/7/" + k.Forward,
+				k.Plural + "/7/42/versions", set.Objects[k.To].Plural + "/42/counts"} {
 				f.want(t, 200, "GET", "/v1/"+path, "")
 			}
-			if counts := f.want(t, 200, "GET", "/v1/"+set.Objects[k.To]+"/42/counts", ""); counts.json[k.Reverse] == nil {
+			if counts := f.want(t, 200, "GET", "/v1/"+set.Objects[k.To].Plural+"/42/counts", ""); counts.json[k.Reverse] == nil {
 				t.Errorf("counts: %s", counts.body)
 			}
 		})

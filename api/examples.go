@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/tidings/tidings/kinds"
 )
 
 const (
@@ -34,6 +36,14 @@ func exampleValues() map[string]any {
 		"traceparent":   "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "Idempotency-Key": "form-5-1",
 		"idempotency_key": "import-1", "If-Match": `"3"`, "If-None-Match": `"3"`,
 	}
+}
+
+// exampleID returns the example of an id: the integer, or a UUID with its digits.
+func exampleID(form kinds.IDForm, integer string) string {
+	if form == kinds.UUID {
+		return exampleUUID[:len(exampleUUID)-len(integer)] + integer
+	}
+	return integer
 }
 
 // examples composes whole examples from those of the parts.
@@ -128,7 +138,7 @@ func (e examples) of(name string, schema *huma.Schema, within ...string) (any, e
 		return schema.Default, nil
 	case len(schema.OneOf) > 0:
 		return e.of(name, schema.OneOf[0], within...)
-	case schema.Pattern == idSchema().Pattern, schema.Pattern == numberSchema().Pattern:
+	case schema.Pattern == kinds.IDForm(kinds.String).Pattern(), schema.Pattern == numberSchema().Pattern:
 		return "42", nil
 	case schema.Type == huma.TypeInteger:
 		return int(*cmp.Or(schema.Minimum, new(1.0))), nil

@@ -32,6 +32,7 @@ var (
 	walkQueries = map[string]string{ // $name is an id of the world
 		"role": "owner", "after": "5", "lines": "3",
 		"limit": "1", "skip": "1", "order": "threaded", "around": "$comment", "cursor": "$cursor", "post_id": "$post",
+		"conversation_id": "$post", "product_id": "$post",
 		"aggregate_type": "comment", "aggregate_id": "$post",
 		"event_type": "created", "dead_before": "2030-01-01T00:00:00Z", "dead_after": "2020-01-01T00:00:00Z",
 	}
@@ -58,7 +59,8 @@ var (
 )
 
 func init() {
-	for name, plural := range kinds.Builtin().Objects {
+	for name, o := range kinds.Builtin().Objects {
+		plural := o.Plural
 		walkBodies["count-"+plural] = []string{`{"ids":["$user","$post"]}`}
 		walkBodies["check-"+plural] = []string{`{"user_id":"$user","ids":["$followee","$post"]}`}
 		walkBodies["remove-"+name+"-edges"] = []string{``, `{"direction":"to"}`}
@@ -85,6 +87,7 @@ func init() {
 		n := k.Names()
 		create := `"author_id":"$user","body":"mine"` + attributes
 		walkBodies["create-"+k.Name] = []string{"{" + create + "}"}
+		walkBodies["moderate-"+k.Name], walkBodies["put-"+k.Name+"-settings"] = walkBodies["moderate-comment"], walkBodies["put-thread"]
 		walkBodies["edit-"+k.Name] = []string{`{"body":"mine"` + attributes + `}`}
 		walkBodies["batch-"+k.Plural] = []string{fmt.Sprintf(`{"operations":[{"op":"create",%q:"$post",%s,"idempotency_key":"$key"},`+
 			`{"op":"edit",%q:"$%s","body":"mine"%s,"if_match":"*"},{"op":"delete",%[3]q:"$%[4]s","if_match":1}]}`, n.Parent, create,
@@ -274,7 +277,7 @@ func (f fixture) populate(t *testing.T, secret string) world {
 		if k.Name == "comment" {
 			continue
 		}
-		under, attributes := "/v1/"+kinds.Builtin().Objects[k.Parent]+"/$post/"+k.Plural, ""
+		under, attributes := "/v1/"+kinds.Builtin().Objects[k.Parent].Plural+"/$post/"+k.Plural, ""
 		if len(k.Attributes) > 0 {
 			attributes = `,"attributes":{"rating":2}`
 		}
@@ -282,6 +285,11 @@ func (f fixture) populate(t *testing.T, secret string) world {
 			w.fill("Idempotency-Key: $key"+k.Name)).text(k.Name + "_id")
 		put(200, "PATCH", "/v1/"+k.Plural+"/$"+k.Name, `{"body":"another body `+secret+`"}`, `If-Match: "1"`)
 		put(201, "POST", under, `{"author_id":"$followee","body":"body `+secret+`"`+attributes+`}`)
+		put(200, "PUT", under+"/settings", `{"title":"title `+secret+`"}`)
+		put(200, "PUT", under+"/settings", `{"title":"another title `+secret+`","premoderated":true}`, `If-Match: "1"`)
+		for _, author := range []string{"91", "92"} {
+			put(201, "POST", under, `{"author_id":"`+author+`","body":"pending `+secret+`"`+attributes+`}`)
+		}
 		elsewhere := strings.Replace(under, "$post", "$user", 1)
 		put(201, "POST", elsewhere, `{"author_id":"$user","body":"body `+secret+`"`+attributes+`}`)
 	}

@@ -26,6 +26,7 @@ import (
 // naming translates the names of an archetype to those of one kind.
 type naming struct {
 	names     map[string]string // the kind's names by the archetype's
+	ids       idForms           // of members and parameters, by the archetype's names
 	filter    *huma.Param       // of the query: an attribute, or nil
 	countable []any             // the lists whose counts a list of children can have
 	ranked    bool              // lists of children have the order top
@@ -34,8 +35,17 @@ type naming struct {
 	shapes    sync.Map          // reflect.Type to reflect.Type
 }
 
+// idForms are the forms of ids. Those that are not narrowed are missing.
+type idForms map[string]kinds.IDForm
+
+func narrowed(forms idForms) idForms {
+	maps.DeleteFunc(forms, func(_ string, f kinds.IDForm) bool { return f == "" || f == kinds.String })
+	return forms
+}
+
 func edgeNaming(k kinds.Edge) *naming {
-	return &naming{names: map[string]string{"from_id": k.Ends[0], "to_id": k.Ends[1], "edge": k.Name, "entity": k.Name}}
+	return &naming{names: map[string]string{"from_id": k.Ends[0], "to_id": k.Ends[1], "edge": k.Name, "entity": k.Name},
+		ids: narrowed(idForms{"from_id": k.FromIDs, "to_id": k.ToIDs})}
 }
 
 // childNaming returns the naming of a kind of children. In titles of problems it replaces comment
@@ -44,6 +54,7 @@ func childNaming(k kinds.Child) *naming {
 	n := k.Names()
 	return &naming{
 		names: map[string]string{"child_id": n.ID, "object_id": n.Parent, "entity": k.Name, "child": k.Name},
+		ids:   narrowed(idForms{"object_id": k.ParentIDs, "author_id": k.AuthorIDs, "user_id": k.AuthorIDs}),
 		nouns: strings.NewReplacer("{child}", k.Name, "{a child}", a(k.Name), "{A child}", capital(a(k.Name)), "{children}", k.Plural,
 			"{Children}", capital(k.Plural), "{object}", k.Parent, "{an object}", a(k.Parent), "{An object}", capital(a(k.Parent))),
 		prose: strings.NewReplacer("comment", k.Name, "post", k.Parent),
@@ -219,6 +230,9 @@ func (n *naming) document(op *huma.Operation) {
 		if text := n.text(p.Description); text != p.Description {
 			p.Description, p.Schema.Description = text, text
 		}
+		if form, ok := n.ids[p.Name]; ok {
+			narrowID(p.Schema, form, exampleOf(p.Name))
+		}
 		switch {
 		case p.Name == "counts" && p.In == "query":
 			p.Schema.Items.Enum, p.Schema.Examples, p.Example = n.countable, nil, n.countable[:1]
@@ -266,6 +280,23 @@ func (n *naming) tell(p *Problem) {
 	}
 }
 
+// checkIDs returns the errors of ids of the path that do not have the form of their object's ids.
+func (n *naming) checkIDs(ctx huma.Context) (all []FieldError) {
+	if n == nil {
+		return nil
+	}
+	for _, name := range slices.Sorted(maps.Keys(n.ids)) {
+		text := ctx.Param(n.of(name))
+		if text == "" { // the path has no such id
+			continue
+		}
+		if _, err := n.ids[name].ParseID(text); err != nil {
+			all = append(all, FieldError{Detail: err.Error(), Parameter: n.of(name)})
+		}
+	}
+	return all
+}
+
 // camel turns "direct_message" into "DirectMessage", as names of schemas are usually written.
 func camel(name string) string {
 	var b strings.Builder
@@ -288,12 +319,34 @@ func (s *server) schema(name string, n *naming, of any, change ...func(*huma.Sch
 	for _, property := range schema.Properties {
 		property.Description = n.text(property.Description)
 	}
+	n.narrow(schema)
 	for _, f := range change {
 		f(schema)
 	}
 	schema.PrecomputeMessages()
 	registry.Map()[name] = schema
 	return &huma.Schema{Ref: "#/components/schemas/" + name}
+}
+
+// narrow gives the ids among the members of a schema their forms.
+func (n *naming) narrow(s *huma.Schema) {
+	if n == nil {
+		return
+	}
+	for name, form := range n.ids {
+		if p := s.Properties[n.of(name)]; p != nil {
+			narrowID(p, form, exampleOf(name))
+		}
+	}
+}
+
+// exampleOf returns the integer for the example of an id, by the archetype's name. The two ends of
+// an edge differ.
+func exampleOf(name string) string {
+	if name == "from_id" {
+		return "7"
+	}
+	return "42"
 }
 
 // property sets a member of a schema. A required member is never missing.

@@ -140,6 +140,7 @@ type ChildKind struct {
 type ObjectKind struct {
 	Name   string `json:"name" example:"user"`
 	Plural string `json:"plural" doc:"The name in paths." example:"users"`
+	ID     string `json:"id" enum:"string,integer,uuid" doc:"The form of its ids: string is any id, integer a decimal number, uuid a UUID in lower case." example:"string"`
 }
 
 // KindList is all kinds of the installation.
@@ -183,7 +184,7 @@ func (s *server) kindRoutes() {
 func kindsOf(set *kinds.Set) KindList {
 	out := KindList{Objects: []ObjectKind{}, Edges: []EdgeKind{}, Children: []ChildKind{}}
 	for _, name := range slices.Sorted(maps.Keys(set.Objects)) {
-		out.Objects = append(out.Objects, ObjectKind{name, set.Objects[name]})
+		out.Objects = append(out.Objects, ObjectKind{name, set.Objects[name].Plural, string(set.Objects[name].ID)})
 	}
 	for _, k := range set.AllEdges() {
 		e := EdgeKind{Name: k.Name, Plural: k.Plural, From: k.From, To: k.To, Ends: k.Ends[:], Forward: k.Forward, Reverse: k.Reverse,

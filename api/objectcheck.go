@@ -79,10 +79,14 @@ func (s *server) checkRoute(t target) {
 		})
 	}
 	body := s.schema(camel(t.name)+"CheckInput", nil, objectCheck{}, func(sc *huma.Schema) {
+		s.narrow(t, sc)
 		sc.Properties["edges"].Items = &huma.Schema{Type: huma.TypeString, Enum: names}
 		for _, origin := range origins {
-			id := idSchema()
+			id := idSchema(s.kinds.IDs(origin))
 			id.Description = "The " + origin + " that the edges lead from."
+			if form := s.kinds.IDs(origin); form == kinds.UUID {
+				id.Examples = []any{exampleID(form, "7")}
+			}
 			property(origin+"_id", id, len(origins) == 1)(sc)
 		}
 	})
@@ -124,7 +128,7 @@ func (s *server) origin(t target, body json.RawMessage, asked []string) (from ev
 		return "", nil, refuse("#", "expected "+strings.Join(t.origins(), "_id or ")+"_id")
 	}
 	if err == nil {
-		from, err = s.parseID("#/"+origin+"_id", text)
+		from, err = s.parseID(s.kinds.IDs(origin), "#/"+origin+"_id", text)
 	}
 	if err != nil {
 		return "", nil, err
@@ -149,7 +153,7 @@ func (s *server) check(ctx context.Context, t target, raw json.RawMessage) (*any
 	if err != nil {
 		return nil, err
 	}
-	ids, err := s.parseIDs(body.IDs)
+	ids, err := s.parseIDs(t, body.IDs)
 	if err != nil {
 		return nil, err
 	}

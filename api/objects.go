@@ -3,6 +3,7 @@ package api
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"net/http"
@@ -116,11 +117,11 @@ type ObjectIDs struct {
 	IDs []userID `json:"ids" minItems:"1" maxItems:"200" nullable:"false" doc:"1 to 200 ids. A repeated id gets a repeated answer." example:"[\"7\",\"42\"]"`
 }
 
-func (s *server) parseIDs(all []userID) ([]event.ID, error) {
+func (s *server) parseIDs(t target, all []userID) ([]event.ID, error) {
 	ids := make([]event.ID, len(all))
 	for i, v := range all {
 		var err error
-		if ids[i], err = s.parseID(fmt.Sprintf("#/ids/%d", i), string(v)); err != nil {
+		if ids[i], err = s.parseID(s.kinds.IDs(t.name), fmt.Sprintf("#/ids/%d", i), string(v)); err != nil {
 			return nil, err
 		}
 	}
@@ -143,7 +144,14 @@ type objectCounts struct {
 	Counts map[string]any `json:"counts"`
 }
 
-type countsInput struct{ Body ObjectIDs }
+// narrow gives the ids in the schema of a body the form of the target's ids.
+func (s *server) narrow(t target, sc *huma.Schema) {
+	if form := s.kinds.IDs(t.name); form != "" && form != kinds.String {
+		ids := sc.Properties["ids"]
+		narrowID(ids.Items, form, "7")
+		ids.Examples = []any{[]any{exampleID(form, "7"), exampleID(form, "42")}}
+	}
+}
 
 // countRoutes registers the counts of an object and of many: the edges of all kinds by end, and the
 // children of all kinds.
@@ -166,7 +174,7 @@ func (s *server) countRoutes(t target) {
 	register(s, route{
 		method: http.MethodGet, path: "/v1/" + t.plural + "/{owner_id}/counts", id: "get-" + dashed(t.name) + "-counts",
 		tag: capital(t.plural), role: tokens.RoleRead, status: http.StatusOK, summary: "Count the " + what + " of " + a(t.name),
-		description: fromAProjection + " " + unknown, projected: true, answer: one, naming: ownerNaming(t.name),
+		description: fromAProjection + " " + unknown, projected: true, answer: one, naming: s.ownerNaming(t.name),
 	}, func(ctx context.Context, in *ObjectPath) (*anyOutput, error) {
 		counts, asOf, err := s.counts(ctx, t, []event.ID{in.ID.ID})
 		if err != nil {
@@ -177,21 +185,26 @@ func (s *server) countRoutes(t target) {
 	})
 
 	item := s.schema(camel(t.name)+"CountsItem", nil, objectCounts{}, property("counts", objectOf(members, true), true))
-	register(s, t.route("count", "counts", s.schema(camel(t.name)+"CountsList", nil, objectList{},
+	many := t.route("count", "counts", s.schema(camel(t.name)+"CountsList", nil, objectList{},
 		func(sc *huma.Schema) { sc.Properties["items"].Items = item }),
-		fmt.Sprintf("Count the %s of up to %d %s", what, maxObjects, t.plural), unknown),
-		func(ctx context.Context, in *countsInput) (*anyOutput, error) {
-			ids, err := s.parseIDs(in.Body.IDs)
-			if err != nil {
-				return nil, err
-			}
-			counts, asOf, err := s.counts(ctx, t, ids)
-			items := make([]any, len(counts))
-			for i, c := range counts {
-				items[i] = objectCounts{ids[i], c}
-			}
-			return &anyOutput{Body: objectList{items, asOf}}, err
-		})
+		fmt.Sprintf("Count the %s of up to %d %s", what, maxObjects, t.plural), unknown)
+	many.body = jsonBody(s.schema(camel(t.name)+"IDs", nil, ObjectIDs{}, func(sc *huma.Schema) { s.narrow(t, sc) }), true)
+	register(s, many, func(ctx context.Context, in *edgeCheckInput) (*anyOutput, error) {
+		var body ObjectIDs
+		if err := json.Unmarshal(*in.Body, &body); err != nil {
+			return nil, err
+		}
+		ids, err := s.parseIDs(t, body.IDs)
+		if err != nil {
+			return nil, err
+		}
+		counts, asOf, err := s.counts(ctx, t, ids)
+		items := make([]any, len(counts))
+		for i, c := range counts {
+			items[i] = objectCounts{ids[i], c}
+		}
+		return &anyOutput{Body: objectList{items, asOf}}, err
+	})
 }
 
 // counts returns the counts of each object, in the order of ids, by the names of the lists and the

@@ -30,7 +30,7 @@ func (f fixture) fill(t *testing.T, set *kinds.Set) {
 			if names := k.Aggregates(); len(names) > 0 {
 				attributes = fmt.Sprintf(`,"attributes":{%q:%d}`, names[0], 2+i)
 			}
-			a := f.want(t, 201, "POST", fmt.Sprintf("/v1/%s/%s/%s", set.Objects[k.Parent], object, k.Plural),
+			a := f.want(t, 201, "POST", fmt.Sprintf("/v1/%s/%s/%s", set.Plural(k.Parent), object, k.Plural),
 				fmt.Sprintf(`{"author_id":"%d","body":"x"%s}`, i+1, attributes))
 			if i == 1 {
 				f.want(t, 204, "DELETE", "/v1/"+k.Plural+"/"+a.text(k.Names().ID), "", `If-Match: "1"`)
@@ -49,7 +49,8 @@ func TestCountsOfManyAreThoseOfEach(t *testing.T) {
 	reader.token = f.newToken(t, tenant, "reader", tokens.RoleRead)
 	stranger.token = f.newToken(t, tenant+1, "stranger", tokens.RoleRead)
 	asked := []string{"42", "none", "7", "42", "1"}
-	for object, plural := range set.Objects {
+	for object := range set.Objects {
+		plural := set.Plural(object)
 		path := "/v1/" + plural + ":counts"
 		var want []any
 		for _, id := range asked {
@@ -153,7 +154,8 @@ func TestAnObjectIsCheckedForAllKindsAtOnce(t *testing.T) {
 	stranger.token = f.newToken(t, tenant+1, "stranger", tokens.RoleRead)
 	asked := []string{"42", "none", "7", "43", "42"}
 	const body = `{"user_id":"7","ids":["42","none","7","43","42"]`
-	for object, plural := range set.Objects {
+	for object := range set.Objects {
+		plural := set.Plural(object)
 		var want []any
 		for _, id := range asked {
 			edges := make(map[string]any)

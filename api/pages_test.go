@@ -209,8 +209,8 @@ func TestPagesOfEveryKindAreKeptUntilTheirEvents(t *testing.T) {
 			return json.RawMessage(`{"role":"` + role + `"}`)
 		}
 		from, to := event.ID("7-"+k.Name), event.ID("42-"+k.Name)
-		paths := []string{fmt.Sprintf("/v1/%s/%s/%s", f.set.Objects[k.To], to, k.Reverse),
-			fmt.Sprintf("/v1/%s/%s/%s", f.set.Objects[k.From], from, k.Forward)}
+		paths := []string{fmt.Sprintf("/v1/%s/%s/%s", f.set.Objects[k.To].Plural, to, k.Reverse),
+			fmt.Sprintf("/v1/%s/%s/%s", f.set.Objects[k.From].Plural, from, k.Forward)}
 		f.apply(t, f.publishEdge(t, k, event.Created, event.Edge{From: from, To: to, Version: 1, Attributes: attributes("first")}))
 		for _, path := range paths {
 			kept(path)
@@ -220,7 +220,7 @@ func TestPagesOfEveryKindAreKeptUntilTheirEvents(t *testing.T) {
 		f.reach(t, comment)
 		later := f.publishEdge(t, k, event.Created, event.Edge{From: from + "0", To: to + "0", Version: 1}) // of other lists
 		f.apply(t, later)
-		late := fmt.Sprintf("/v1/%s/%s/%s", f.set.Objects[k.To], later.AggregateID, k.Reverse)
+		late := fmt.Sprintf("/v1/%s/%s/%s", f.set.Objects[k.To].Plural, later.AggregateID, k.Reverse)
 		kept(late) // so both events were heard
 		for _, path := range paths {
 			if body, hit := f.ask(t, path); !hit {

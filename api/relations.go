@@ -28,6 +28,8 @@ type MutualList struct {
 type mutualsOutput struct{ Body MutualList }
 
 func (s *server) relationRoutes() {
+	users := s.kinds.Objects[authors].ID
+	n := &naming{ids: narrowed(idForms{"user_id": users, "other_id": users})}
 	register(s, route{
 		method: http.MethodGet, path: "/v1/users/{user_id}/mutuals/{other_id}", id: "list-user-mutuals", tag: "Users",
 		role: tokens.RoleRead, status: http.StatusOK, projected: true,
@@ -36,7 +38,10 @@ func (s *server) relationRoutes() {
 			"than %[1]d users and the other has more than %[1]d followers, only the user's newest %[1]d are searched. The answer is "+
 			"then the beginning of the list, and `truncated` is true. It is also true if more than `limit` users match. The list "+
 			"has no further page.", followercounts.MutualsCap),
+		naming: n,
 	}, s.mutuals)
+	schemas := s.api.OpenAPI().Components.Schemas.Map()
+	n.narrow(schemas["Edge"])
 }
 
 func (s *server) mutuals(ctx context.Context, in *mutualsInput) (*mutualsOutput, error) {

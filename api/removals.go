@@ -103,7 +103,7 @@ func (s *server) removalRoutes() {
 		for _, k := range ended {
 			names = append(names, k.Name)
 		}
-		plural := s.kinds.Objects[object]
+		plural := s.kinds.Objects[object].Plural
 		register(s, route{
 			method: http.MethodPost, path: "/v1/" + plural + "/{owner_id}:remove-edges",
 			id:  "remove-" + dashed(object) + "-edges",
@@ -113,7 +113,7 @@ func (s *server) removalRoutes() {
 				"address of the progress. An edge created meanwhile may be removed or remain. A second request during the removal " +
 				"returns the same removal, which then also removes the edges that exist at that time.",
 			codes:  writing(),
-			naming: ownerNaming(object),
+			naming: s.ownerNaming(object),
 			body: jsonBody(s.schema(camel(object)+"EdgeRemovalOptions", nil, edgeRemovalOptions{}, func(sc *huma.Schema) {
 				sc.Properties["kinds"].Items.Enum, sc.Properties["kinds"].Examples = names, []any{names[:1]}
 			}), false),
@@ -146,7 +146,8 @@ func (s *server) removeEdges(ctx context.Context, object string, in *removeEdges
 			Detail: fmt.Sprintf("some of these kinds have no edges of %s in the direction %s", a(object), direction)}}
 		return nil, p
 	}
-	r := store.RemovalRequest{Meta: callerOf(ctx).meta, Object: object, ID: in.ID.ID, Kinds: chosen, Direction: direction}
+	r := store.RemovalRequest{Meta: callerOf(ctx).meta, Object: object, ID: in.ID.ID,
+		IDs: s.kinds.Objects[object].ID, Kinds: chosen, Direction: direction}
 	out, err := s.store.RequestRemoval(ctx, callerOf(ctx).TenantID, r)
 	return &removeEdgesOutput{Location: removalPath + out.ID, Body: removalOf(out)}, err
 }

@@ -584,6 +584,9 @@ func (s *server) pass(hctx huma.Context, op route, w http.ResponseWriter, r *htt
 	if err != nil {
 		return err
 	}
+	if bad := op.naming.checkIDs(hctx); bad != nil {
+		return s.problems.problem(codeValidation, "validation failed", bad...)
+	}
 	c.answer, c.naming = w.Header(), op.naming
 	next(huma.WithValue(namedContext{hctx, op.naming}, callerKey, c))
 	return nil

@@ -9,26 +9,35 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/kinds"
 )
 
 // id is an object's id in a path.
 type id struct{ event.ID }
 
 // Schema describes the id.
-func (id) Schema(huma.Registry) *huma.Schema { return idSchema() }
+func (id) Schema(huma.Registry) *huma.Schema { return idSchema(kinds.String) }
 
 // userID is an id in a body.
 type userID string
 
 // Schema describes the id.
-func (userID) Schema(huma.Registry) *huma.Schema { return idSchema() }
+func (userID) Schema(huma.Registry) *huma.Schema { return idSchema(kinds.String) }
 
-func idSchema() *huma.Schema {
-	return &huma.Schema{
-		Type: huma.TypeString, Pattern: `^[A-Za-z0-9._~:@|+=-]{1,128}$`,
-		Description: "An id that you choose: a number, a UUID or other text of at most " +
-			"128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.",
+func idSchema(form kinds.IDForm) *huma.Schema {
+	return &huma.Schema{Type: huma.TypeString, Pattern: form.Pattern(), Description: "An id that you choose: " + form.Rule() + "."}
+}
+
+// narrowID gives the schema of an id the form that a file of kinds requires. example is an integer.
+func narrowID(s *huma.Schema, form kinds.IDForm, example string) {
+	if s.Description == idSchema(kinds.String).Description {
+		s.Description = idSchema(form).Description
 	}
+	s.Pattern, s.PatternDescription = form.Pattern(), form.Rule()
+	if form == kinds.UUID {
+		s.Format, s.Examples = "uuid", []any{exampleID(form, example)}
+	}
+	s.PrecomputeMessages()
 }
 
 // number is a number of Tidings' own in a path.
@@ -105,8 +114,8 @@ func okOr304(ifNoneMatch string, version int64) int {
 }
 
 // parseID reads an id of a body. pointer is the id's place in it.
-func (s *server) parseID(pointer, v string) (event.ID, error) {
-	n, err := event.ParseID(v)
+func (s *server) parseID(form kinds.IDForm, pointer, v string) (event.ID, error) {
+	n, err := form.ParseID(v)
 	if err != nil {
 		return "", s.problems.problem(codeValidation, "", FieldError{Detail: err.Error(), Pointer: pointer})
 	}

@@ -251,7 +251,8 @@ type UserEntry struct {
 
 var commentKind = childKind{name: "comment", plural: "comments", parent: "post", parentPath: "posts"}
 
-// Comment is a comment of a post. A hidden, removed, deleted or erased one has neither author nor body.
+// Comment is a comment of a post. A hidden, removed, deleted or erased one has neither
+// author nor body.
 type Comment struct {
 	CommentID string `json:"comment_id"`
 	PostID    ID     `json:"post_id"`
@@ -308,7 +309,8 @@ func (c Comments) Summary(ctx context.Context, post ID, opts ...Option) (Comment
 
 var messageKind = childKind{name: "message", plural: "messages", parent: "conversation", parentPath: "conversations"}
 
-// Message is a message of a conversation. A deleted or erased one has neither author nor body.
+// Message is a message of a conversation. A hidden, removed, deleted or erased one has neither
+// author nor body.
 type Message struct {
 	MessageID      string `json:"message_id"`
 	ConversationID ID     `json:"conversation_id"`
@@ -342,11 +344,25 @@ type MessageVersion struct {
 type MessageSummary struct {
 	ConversationID ID `json:"conversation_id"`
 	Summary
+	Thread ThreadState `json:"thread"`
+}
+
+// MessageSettings are the settings for the messages of a conversation.
+type MessageSettings struct {
+	ConversationID ID `json:"conversation_id"`
+	ThreadState
+	UpdatedAt time.Time `json:"updated_at,omitzero"`
+}
+
+// MessageSettingsVersion has the settings for a conversation's messages at one version.
+type MessageSettingsVersion struct {
+	VersionInfo
+	Settings MessageSettings `json:"settings"`
 }
 
 // Messages has the operations on messages.
 type Messages struct {
-	Children[Message, NewMessage, MessageEdit, MessageVersion]
+	ModeratedChildren[Message, NewMessage, MessageEdit, MessageVersion]
 }
 
 // Summary counts a conversation's messages.
@@ -356,10 +372,31 @@ func (c Messages) Summary(ctx context.Context, conversation ID, opts ...Option) 
 	})
 }
 
+// Settings reads the settings for the messages of a conversation from the truth.
+func (c Messages) Settings(ctx context.Context, conversation ID, opts ...Option) (MessageSettings, error) {
+	return ask[MessageSettings](ctx, c.Children, func(k childKind) *call {
+		return newCall(http.MethodGet, k.settings(conversation), opts)
+	})
+}
+
+// PutSettings replaces settings on the condition that they have not changed since they were read.
+// was names the conversation and the version. It needs the role moderate.
+func (c Messages) PutSettings(ctx context.Context, was MessageSettings, settings NewSettings,
+	opts ...Option) (MessageSettings, error) {
+	return ask[MessageSettings](ctx, c.Children, func(k childKind) *call {
+		return guard(newCall(http.MethodPut, k.settings(was.ConversationID), opts).json(settings), was.Version)
+	})
+}
+
+// SettingsVersions lists the versions of the settings for the messages of a conversation, newest first.
+func (c Messages) SettingsVersions(conversation ID, opts ...Option) *List[MessageSettingsVersion] {
+	return lazily[MessageSettingsVersion](c.core, c.where(func(k childKind) string { return k.settings(conversation) + "/versions" }), false, opts)
+}
+
 var reviewKind = childKind{name: "review", plural: "reviews", parent: "product", parentPath: "products"}
 
-// Review is a review of a product. A deleted or erased one has neither author, body
-// nor attributes.
+// Review is a review of a product. A hidden, removed, deleted or erased one has neither
+// author, body nor attributes.
 type Review struct {
 	ReviewID  string `json:"review_id"`
 	ProductID ID     `json:"product_id"`
@@ -406,6 +443,20 @@ type ReviewVersion struct {
 type ReviewSummary struct {
 	ProductID ID `json:"product_id"`
 	Summary
+	Thread ThreadState `json:"thread"`
+}
+
+// ReviewSettings are the settings for the reviews of a product.
+type ReviewSettings struct {
+	ProductID ID `json:"product_id"`
+	ThreadState
+	UpdatedAt time.Time `json:"updated_at,omitzero"`
+}
+
+// ReviewSettingsVersion has the settings for a product's reviews at one version.
+type ReviewSettingsVersion struct {
+	VersionInfo
+	Settings ReviewSettings `json:"settings"`
 }
 
 // ReviewCounts count the reviews of a product.
@@ -418,7 +469,7 @@ type ReviewCounts struct {
 
 // Reviews has the operations on reviews.
 type Reviews struct {
-	Children[Review, NewReview, ReviewEdit, ReviewVersion]
+	ModeratedChildren[Review, NewReview, ReviewEdit, ReviewVersion]
 }
 
 // Summary counts a product's reviews.
@@ -426,6 +477,27 @@ func (c Reviews) Summary(ctx context.Context, product ID, opts ...Option) (Revie
 	return ask[ReviewSummary](ctx, c.Children, func(k childKind) *call {
 		return newCall(http.MethodGet, k.summary(product), opts).projected()
 	})
+}
+
+// Settings reads the settings for the reviews of a product from the truth.
+func (c Reviews) Settings(ctx context.Context, product ID, opts ...Option) (ReviewSettings, error) {
+	return ask[ReviewSettings](ctx, c.Children, func(k childKind) *call {
+		return newCall(http.MethodGet, k.settings(product), opts)
+	})
+}
+
+// PutSettings replaces settings on the condition that they have not changed since they were read.
+// was names the product and the version. It needs the role moderate.
+func (c Reviews) PutSettings(ctx context.Context, was ReviewSettings, settings NewSettings,
+	opts ...Option) (ReviewSettings, error) {
+	return ask[ReviewSettings](ctx, c.Children, func(k childKind) *call {
+		return guard(newCall(http.MethodPut, k.settings(was.ProductID), opts).json(settings), was.Version)
+	})
+}
+
+// SettingsVersions lists the versions of the settings for the reviews of a product, newest first.
+func (c Reviews) SettingsVersions(product ID, opts ...Option) *List[ReviewSettingsVersion] {
+	return lazily[ReviewSettingsVersion](c.core, c.where(func(k childKind) string { return k.settings(product) + "/versions" }), false, opts)
 }
 
 // ConversationNumbers are the counts of a conversation among many.

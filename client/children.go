@@ -277,9 +277,12 @@ type ChildWithThread struct {
 
 func (t *ChildWithThread) asOf() time.Time { return t.AsOf }
 
+// ModeratedChildren has the operations on children that moderators decide on.
+type ModeratedChildren[C Versioned, N, D, V any] struct{ Children[C, N, D, V] }
+
 // ThreadedChildren has the operations on children that reply to each other and that moderators
 // decide on.
-type ThreadedChildren[C Versioned, N, D, V any] struct{ Children[C, N, D, V] }
+type ThreadedChildren[C Versioned, N, D, V any] struct{ ModeratedChildren[C, N, D, V] }
 
 // Replies lists all replies below a child, at any depth, in the order of the thread.
 func (t ThreadedChildren[C, N, D, V]) Replies(id string, opts ...Option) *List[C] {
@@ -294,10 +297,10 @@ type Moderation struct {
 
 // Moderate decides on a child on the condition that its version is still child's (If-Match). It
 // needs the role moderate.
-func (t ThreadedChildren[C, N, D, V]) Moderate(ctx context.Context, child C, m Moderation, opts ...Option) (C, error) {
+func (m ModeratedChildren[C, N, D, V]) Moderate(ctx context.Context, child C, to Moderation, opts ...Option) (C, error) {
 	id, version := child.Ref()
-	return ask[C](ctx, t.Children, func(k childKind) *call {
-		c := newCall(http.MethodPut, k.one(id)+"/moderation", opts).json(m).matching(version)
+	return ask[C](ctx, m.Children, func(k childKind) *call {
+		c := newCall(http.MethodPut, k.one(id)+"/moderation", opts).json(to).matching(version)
 		c.subject = k.one(id)
 		return c
 	})
@@ -305,8 +308,8 @@ func (t ThreadedChildren[C, N, D, V]) Moderate(ctx context.Context, child C, m M
 
 // Pending lists the children that wait for a moderator, oldest first, of all objects. With Query it
 // lists those of one object: Query("post_id", "7"). It needs the role moderate.
-func (t ThreadedChildren[C, N, D, V]) Pending(opts ...Option) *List[C] {
-	return lazily[C](t.core, t.where(childKind.pending), true, opts)
+func (m ModeratedChildren[C, N, D, V]) Pending(opts ...Option) *List[C] {
+	return lazily[C](m.core, m.where(childKind.pending), true, opts)
 }
 
 // guard makes PutSettings conditional: on the version of the settings that were read, or on the
@@ -372,7 +375,8 @@ func (c *Client) Children(kind string) AnyChildren {
 			names: names{k.Name + "_id": "child_id", k.Parent + "_id": "object_id", k.Name: "child"}}, nil
 	}
 	all := Children[Child, NewChild, ChildEdit, ChildVersion]{c.core, find}
-	return AnyChildren{ThreadedChildren[Child, NewChild, ChildEdit, ChildVersion]{all}}
+	moderated := ModeratedChildren[Child, NewChild, ChildEdit, ChildVersion]{all}
+	return AnyChildren{ThreadedChildren[Child, NewChild, ChildEdit, ChildVersion]{moderated}}
 }
 
 // Summary counts the children of an object.

@@ -235,6 +235,40 @@ func methods() map[string]method {
 		client.NewReview{AuthorID: "3", Body: "Good.", Attributes: client.ReviewAttributes{Rating: 5}},
 		client.Review{ReviewID: exampleUUID, ChildState: at},
 		client.ReviewEdit{Body: "Fine.", Attributes: &client.ReviewChanges{Rating: 4}})
+	all["moderate-message"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.Message, error) {
+		return c.Messages.Moderate(ctx, client.Message{MessageID: exampleUUID, ChildState: at},
+			client.Moderation{State: "HIDDEN", Reason: "spam"}, o...)
+	})
+	all["list-pending-messages"] = listed(func(c *client.Client, o []client.Option) *client.List[client.Message] {
+		return c.Messages.Pending(o...)
+	})
+	all["get-message-settings"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.MessageSettings, error) {
+		return c.Messages.Settings(ctx, "5", o...)
+	})
+	all["put-message-settings"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.MessageSettings, error) {
+		return c.Messages.PutSettings(ctx, client.MessageSettings{ConversationID: "5", ThreadState: client.ThreadState{Version: 3}},
+			client.NewSettings{Locked: true, Title: "News"}, o...)
+	})
+	all["list-message-settings-versions"] = listed(func(c *client.Client, o []client.Option) *client.List[client.MessageSettingsVersion] {
+		return c.Messages.SettingsVersions("5", o...)
+	})
+	all["moderate-review"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.Review, error) {
+		return c.Reviews.Moderate(ctx, client.Review{ReviewID: exampleUUID, ChildState: at},
+			client.Moderation{State: "HIDDEN", Reason: "spam"}, o...)
+	})
+	all["list-pending-reviews"] = listed(func(c *client.Client, o []client.Option) *client.List[client.Review] {
+		return c.Reviews.Pending(o...)
+	})
+	all["get-review-settings"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.ReviewSettings, error) {
+		return c.Reviews.Settings(ctx, "5", o...)
+	})
+	all["put-review-settings"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.ReviewSettings, error) {
+		return c.Reviews.PutSettings(ctx, client.ReviewSettings{ProductID: "5", ThreadState: client.ThreadState{Version: 3}},
+			client.NewSettings{Locked: true, Title: "News"}, o...)
+	})
+	all["list-review-settings-versions"] = listed(func(c *client.Client, o []client.Option) *client.List[client.ReviewSettingsVersion] {
+		return c.Reviews.SettingsVersions("5", o...)
+	})
 	all["list-comment-replies"] = listed(func(c *client.Client, o []client.Option) *client.List[client.Comment] {
 		return c.Comments.Replies(exampleUUID, o...)
 	})
@@ -369,6 +403,7 @@ func options() map[string]client.Option {
 	return map[string]client.Option{
 		"limit": client.PageSize(7), "cursor": client.Cursor("next"), "order": client.Order("newest"), "skip": client.Skip(3),
 		"around": client.Around(exampleUUID), "role": client.Role("owner"), "post_id": client.Query("post_id", "5"),
+		"conversation_id": client.Query("conversation_id", "5"), "product_id": client.Query("product_id", "5"),
 	}
 }
 

@@ -264,6 +264,7 @@ type KindList struct {
 type ObjectKind struct {
 	Name   string `json:"name"`
 	Plural string `json:"plural"`
+	ID     string `json:"id"` // the form of its ids: string, integer or uuid
 }
 
 // EdgeKind is a kind of edges.

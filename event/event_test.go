@@ -35,6 +35,7 @@ func payloads() map[string]any {
 	return map[string]any{
 		"follow.created":    follow(StatusActive),
 		"follow.removed":    follow(StatusRemoved),
+		"follow.updated":    follow(StatusActive),
 		"comment.created":   comment("Grüße & <b>tags</b>\n", AuthorActive, ModerationNone, ""),
 		"comment.edited":    comment("better", AuthorActive, ModerationApproved, ""),
 		"comment.deleted":   comment("", AuthorDeleted, ModerationNone, ""),

@@ -35,7 +35,7 @@ const SystemTenant = 0
 
 // catalog has the newest version of each event type. Versions from 1 to it can be decoded.
 var catalog = map[string]map[string]int{
-	AggregateFollow:  {Created: 1, Removed: 1},
+	AggregateFollow:  {Created: 1, Removed: 1, Updated: 1}, // the last only where follows have attributes
 	AggregateComment: {Created: 1, Edited: 1, Deleted: 1, Moderated: 1, Erased: 1},
 	AggregateThread:  {Updated: 1},
 

@@ -156,7 +156,8 @@ func TestApplyInOneDatabase(t *testing.T) {
 func TestAnApplyThatBrokeOffIsCompletedByTheNext(t *testing.T) {
 	other := strings.Replace(music, "to: song, forward: plays", "to: post, forward: plays", 1)
 	for _, step := range kinds.Steps {
-		for name, next := range map[string]string{"the same file": music, "another file, with another play": other, "no file": `{}`} {
+		for name, next := range map[string]string{"the same file": music, "another file, with another play": other, "no file": `{}`,
+			"changed built-in kinds": changed} {
 			if next != music && step != "truth commit" { // before that step it leaves nothing
 				continue
 			}
@@ -351,6 +352,192 @@ func TestChangesThatWouldReinterpretRowsAreRefused(t *testing.T) {
 	i.apply(t, wider)
 	i.holds(t, wider)
 	i.exec(t, i.Truth, insertPlay+` ON CONFLICT DO NOTHING`)
+}
+
+// narrow is music with ids of songs in a form.
+func narrow(form string) string {
+	return strings.Replace(music, "song: songs", "song: {plural: songs, id: "+form+"}", 1)
+}
+
+func TestTheTablesOfNarrowedIDsTakeNoOthers(t *testing.T) {
+	i := newInstallation(t)
+	writer := i.truth.Pool(t, "tidings_writer")
+	ids := map[string][]string{"integer": {"3", "9223372036854775807"}, "uuid": {"0196b2d4-7c00-7000-8000-00000000000a"},
+		"string": {"a|b", "9223372036854775808", "0196B2D4-7c00-7000-8000-00000000000a", "00", "7-", "0196b2d4-7c00-7000-8000"}}
+	play := func(song string) error {
+		_, err := writer.Exec(t.Context(), `INSERT INTO plays (tenant_id, user_id, song_id) VALUES (1, 2, $1)`, song)
+		return err
+	}
+	remark := func(song string) error {
+		_, err := writer.Exec(t.Context(), strings.Replace(insertRemark, "3", "$1", 1), song)
+		return err
+	}
+	shelve := func(song string) error {
+		_, err := i.Truth.Exec(t.Context(), `INSERT INTO children_archive_remark (tenant_id, child_id, object_id, author_id, body,
+			author_state, moderation_state, version, created_at, updated_at)
+			VALUES (1, gen_random_uuid(), $1, 2, 'x', 'ACTIVE', 'NONE', 1, now(), now())`, song)
+		return err
+	}
+	// a table may be narrowed when it is made, later, and to another form
+	for _, form := range []string{"integer", "uuid", "string", "uuid", "integer"} {
+		i.apply(t, narrow(form))
+		i.holds(t, narrow(form))
+		for of, all := range ids {
+			for _, id := range all {
+				for table, insert := range map[string]func(string) error{"edges_play_to_": play, "children_remark_object_": remark,
+					"children_archive_remark_object_": shelve} {
+					err := insert(id)
+					if fits := form == "string" || of == form; fits != (err == nil) ||
+						!fits && (!postgres.IsCheck(err) || !strings.Contains(err.Error(), table+form)) {
+						t.Errorf("%s in %s%s: %v", id, table, form, err)
+					}
+				}
+			}
+		}
+		for _, table := range []string{"edges_play", "children_remark", "children_archive_remark"} {
+			i.exec(t, i.Truth, `DELETE FROM `+table)
+		}
+		if again := i.apply(t, narrow(form)); len(again.Changes) != 0 {
+			t.Errorf("again: %+v", again.Changes)
+		}
+	}
+}
+
+// The constraint of an author has the longest name. A partitioned table has it in its partitions.
+func TestNarrowedIDsOfAuthorsAndOfPartitions(t *testing.T) {
+	i := newInstallation(t)
+	kind := "a" + strings.Repeat("b", 30)
+	file := "objects: {disc: {plural: discs, id: integer}}\nedges:\n  spin: {plural: spins, from: disc, to: disc, ends: [a_id, b_id], " +
+		"forward: spun, reverse: spinners, partitions: 3}\nchildren:\n  " + kind + ": {plural: notes, parent: disc, partitions: 2}\n"
+	i.apply(t, file)
+	i.exec(t, i.Truth, `SELECT narrow_ids('`+kind+`', 'integer', 'uuid')`)
+	for table, values := range map[string]string{"edges_spin": `(tenant_id, from_id, to_id) VALUES (1, 7, 'x')`,
+		"children_" + kind: `(tenant_id, child_id, object_id, author_id, body) VALUES (1, gen_random_uuid(), 7, 'x', 'x')`,
+		"children_archive_" + kind: `(tenant_id, child_id, object_id, author_id, body, author_state, moderation_state, version, created_at,
+			updated_at) VALUES (1, gen_random_uuid(), 7, 'x', 'x', 'ACTIVE', 'NONE', 1, now(), now())`} {
+		if _, err := i.Truth.Exec(t.Context(), "INSERT INTO "+table+" "+values); !postgres.IsCheck(err) {
+			t.Errorf("%s: %v", table, err)
+		}
+	}
+	var changed bool
+	if err := i.Truth.QueryRow(t.Context(), `SELECT narrow_ids($1, 'integer', 'uuid')`, kind).Scan(&changed); err != nil || changed {
+		t.Errorf("the second time: %v, %v", changed, err)
+	}
+	if _, err := i.Truth.Exec(t.Context(), `SELECT narrow_ids($1, 'integer', 'UUID')`, kind); err == nil {
+		t.Error("an unknown form is accepted")
+	}
+}
+
+func TestIDsWithRowsAreNotNarrowed(t *testing.T) {
+	i := newInstallation(t)
+	i.apply(t, music)
+	i.exec(t, i.Truth, insertPlay) // the song 3, which would fit
+	i.exec(t, i.Truth, insertRemark)
+	const instead = ". Instead, keep the form of the ids, or add an object with another name"
+	refused := func(file, want string) {
+		t.Helper()
+		_, err := kinds.Apply(t.Context(), i.Databases, kinds.Request{Kinds: testkit.Kinds(t, file), Actor: "ann"})
+		if err == nil || err.Error() != want {
+			t.Errorf("%v\nwant %s", err, want)
+		}
+	}
+	refused(narrow("integer"), "objects.song.id: string → integer in play: refused, because play has rows in edges"+instead+"\n"+
+		"objects.song.id: string → integer in remark: refused, because remark has rows in children"+instead)
+	i.holds(t, music)
+	i.exec(t, i.Truth, `DELETE FROM edges_play`)
+	i.exec(t, i.Truth, `DELETE FROM children_remark`)
+	i.exec(t, i.Truth, `INSERT INTO threads (tenant_id, object, metadata) VALUES (1, '{"kind": "remark", "post_id": "x"}',
+		'{"version_id": 7, "version_state": "LATEST", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}')`)
+	refused(narrow("integer"), "objects.song.id: string → integer in remark: refused, because remark has rows in threads"+instead)
+	i.exec(t, i.truth.Pool(t, postgres.RoleOwner), `DELETE FROM threads`)
+	i.apply(t, narrow("integer"))
+	i.exec(t, i.Truth, insertPlay)
+	refused(narrow("uuid"), "objects.song.id: integer → uuid in play: refused, because play has rows in edges"+instead)
+	i.apply(t, narrow("string"))
+	i.holds(t, music)
+}
+
+// A row that is written between the search for rows and the constraint is not lost.
+func TestIDsThatAreWrittenInTheLastMomentAreNotNarrowed(t *testing.T) {
+	i := newInstallation(t)
+	i.apply(t, music)
+	_, err := kinds.ApplyInSteps(t.Context(), i.Databases, kinds.Request{Kinds: testkit.Kinds(t, narrow("uuid")), Actor: "ann"},
+		func(step string) error {
+			if step == "truth tables" {
+				i.exec(t, i.truth.Pool(t, "tidings_writer"), insertPlay)
+			}
+			return nil
+		})
+	if !postgres.IsCheck(err) || !strings.Contains(err.Error(), "narrow the ids of play") {
+		t.Errorf("%v", err)
+	}
+	i.holds(t, music)
+	i.exec(t, i.truth.Pool(t, "tidings_writer"), insertPlay+` ON CONFLICT DO NOTHING`)
+}
+
+// changed changes built-in kinds.
+const changed = `
+objects: {user: {id: uuid}}
+edges: {follow: {partitions: 16}}
+children:
+  message: {attributes: {mood: {enum: [calm, loud]}}}
+`
+
+func TestBuiltInKindsChangeAsRowsAllow(t *testing.T) {
+	i := newInstallation(t)
+	done := i.apply(t, changed)
+	i.holds(t, changed)
+	var what []string
+	for _, c := range done.Changes {
+		what = append(what, c.Path+" "+c.What+" "+c.Kind)
+	}
+	if d := cmp.Diff([]string{"children.message.attributes.mood added ", "edges.follow.partitions 0 → 16 follow",
+		"objects.user.id string → uuid in follow follow", "objects.user.id string → uuid in like like",
+		"objects.user.id string → uuid in membership membership", "objects.user.id string → uuid in share share",
+		"objects.user.id string → uuid in comment comment", "objects.user.id string → uuid in message message",
+		"objects.user.id string → uuid in review review"}, what); d != "" {
+		t.Error(d)
+	}
+	var parts int
+	if err := i.Truth.QueryRow(t.Context(), `SELECT count(*) FROM pg_inherits WHERE inhparent = 'edges_follow'::regclass`).Scan(
+		&parts); err != nil || parts != 16 {
+		t.Errorf("%d partitions, %v", parts, err)
+	}
+	if again := i.apply(t, changed); again.Version != done.Version || len(again.Changes) != 0 {
+		t.Errorf("again: %+v", again)
+	}
+
+	writer := i.truth.Pool(t, "tidings_writer")
+	const numbers = `INSERT INTO follows (tenant_id, follower_id, followee_id) VALUES (1, '1', '2')`
+	if _, err := writer.Exec(t.Context(), numbers); !postgres.IsCheck(err) {
+		t.Errorf("a follow of numbers: %v", err)
+	}
+	i.exec(t, writer, `INSERT INTO follows (tenant_id, follower_id, followee_id)
+		VALUES (1, '0196b2d4-7c00-7000-8000-00000000000a', '0196b2d4-7c00-7000-8000-00000000000b')`)
+	i.exec(t, writer, `INSERT INTO messages (tenant_id, message_id, conversation_id, author_id, body)
+		VALUES (1, gen_random_uuid(), 3, '0196b2d4-7c00-7000-8000-00000000000a', 'x')`)
+
+	// Without a file they would be as they are built in, and the rows forbid that.
+	_, err := kinds.Apply(t.Context(), i.Databases, kinds.Request{Kinds: kinds.Builtin(), Actor: "ann"})
+	want := "children.message.attributes.mood: removed: refused, because message has rows in children. Instead, keep it: writers may " +
+		"omit it\nedges.follow.partitions: 16 → 0: refused, because follow has rows in edges. Instead, add a kind with another name, " +
+		"and write there"
+	if err == nil || err.Error() != want {
+		t.Errorf("%v\nwant %s", err, want)
+	}
+	i.holds(t, changed)
+	wider := strings.Replace(changed, "user: {id: uuid}", "group: {id: integer}", 1) // nobody is in a group
+	i.apply(t, wider)
+	i.holds(t, wider)
+	i.exec(t, writer, numbers)
+
+	i.exec(t, i.Truth, `DELETE FROM edges_follow`)
+	i.exec(t, i.Truth, `DELETE FROM children_message`)
+	i.apply(t, `{}`)
+	i.holds(t, `{}`)
+	if all, err := kinds.History(t.Context(), i.Truth); err != nil || len(all) != 3 || len(all[2].Changes) != 3 {
+		t.Errorf("history: %+v, %v", all, err)
+	}
 }
 
 func TestEventsOfAKindKeepItToo(t *testing.T) {

@@ -37,7 +37,7 @@ type database struct {
 var (
 	Truth Database = &database{"kinds", versioned.New[stored](definition("kinds", "object_version_id")), truthEdges,
 		truthChildren, truthDrop, []tableRows{
-			{"edges", "kind"}, {"children", "kind"}, {"children_archive", "kind"},
+			{"edges", "kind"}, {"children", "kind"}, {"children_archive", "kind"}, {"threads", "kind"},
 			{"outbox_messages", "aggregate_type"}, {"outbox_messages_dlq", "aggregate_type"},
 			{"outbox_messages_archive", "aggregate_type"}}}
 	Projections Database = &database{"projection_kinds", versioned.New[stored](definition("projection_kinds", "history_version_id")),

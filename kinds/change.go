@@ -27,16 +27,19 @@ type Change struct {
 // Changes returns the differences between from and to, ordered by path.
 func Changes(from, to *Set) []Change {
 	d := &diff{}
-	eachName(from.Objects, to.Objects, func(name string, was, is *string) {
+	eachName(from.Objects, to.Objects, func(name string, was, is *Object) {
 		at := "objects." + name
 		switch {
 		case was == nil:
 			d.free(at, "added")
+			return
 		case is == nil:
 			d.free(at, "removed")
-		case *was != *is:
-			d.free(at, fmt.Sprintf("%s → %s: its paths change", *was, *is))
+			return
+		case was.Plural != is.Plural:
+			d.free(at, fmt.Sprintf("%s → %s: its paths change", was.Plural, is.Plural))
 		}
+		d.ids(at+".id", was.ID, is.ID, from.naming(name))
 	})
 	eachName(from.Edges, to.Edges, func(name string, was, is *Edge) {
 		k := kindDiff{d, "edges." + name, name, true}
@@ -52,6 +55,36 @@ func Changes(from, to *Set) []Change {
 	})
 	slices.SortStableFunc(d.all, func(a, b Change) int { return strings.Compare(a.Path, b.Path) })
 	return d.all
+}
+
+// ids records another form of the ids of an object. named are the kinds whose rows have such ids.
+func (d *diff) ids(at string, was, is IDForm, named []kindDiff) {
+	what := fmt.Sprintf("%s → %s", was, is)
+	switch {
+	case was == is:
+	case is == String || len(named) == 0:
+		d.free(at, what)
+	default:
+		for _, k := range named {
+			k.diff = d
+			k.bound(at, what+" in "+k.name, "keep the form of the ids, or add an object with another name", false)
+		}
+	}
+}
+
+// naming returns the kinds whose rows have ids of the object, ordered by archetype and name.
+func (s *Set) naming(object string) (all []kindDiff) {
+	for _, e := range s.AllEdges() {
+		if len(e.EndsAt(object)) > 0 {
+			all = append(all, kindDiff{name: e.Name, edges: true})
+		}
+	}
+	for _, ch := range s.AllChildren() {
+		if ch.Parent == object || object == Author {
+			all = append(all, kindDiff{name: ch.Name})
+		}
+	}
+	return all
 }
 
 // eachName calls fn for every name of either map, with nil for a missing value.

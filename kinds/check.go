@@ -78,9 +78,12 @@ func (c *checking) object(all *Set, name string, path ...string) {
 }
 
 func (c *checking) objects(added *Set) {
-	for name, plural := range added.Objects {
+	for name, o := range added.Objects {
 		c.want(name, nil, "objects", name)
-		c.plural(plural, "objects", name)
+		c.plural(o.Plural, "objects", name)
+		if o.ID != String && o.ID != Integer && o.ID != UUID {
+			c.fail(fmt.Sprintf("%q: want string, integer or uuid", o.ID), "objects", name, "id")
+		}
 	}
 }
 
@@ -262,13 +265,13 @@ func (c *checking) collisions(all, added *Set) {
 		}
 	}
 	for _, ours := range []bool{false, true} {
-		s := added
-		if !ours {
-			s = c.base
+		s := c.base
+		if ours {
+			s = added.minus(c.base, func(any, any) bool { return true }) // built-in kinds keep their words
 		}
 		for _, name := range slices.Sorted(maps.Keys(s.Objects)) {
 			claim(ours, "name", name, "the object "+name, "objects", name)
-			claim(ours, "path", s.Objects[name], "the object "+name, "objects", name)
+			claim(ours, "path", s.Objects[name].Plural, "the object "+name, "objects", name)
 		}
 		for _, e := range s.AllEdges() {
 			who := "the edges " + e.Name

@@ -12,7 +12,7 @@ import (
 
 // Set has all kinds of an installation. It is immutable and safe for concurrent use.
 type Set struct {
-	Objects  map[string]string `yaml:"objects,omitempty" json:"objects,omitempty"` // plural by name
+	Objects  map[string]Object `yaml:"objects,omitempty" json:"objects,omitempty"`
 	Edges    map[string]Edge   `yaml:"edges,omitempty" json:"edges,omitempty"`
 	Children map[string]Child  `yaml:"children,omitempty" json:"children,omitempty"`
 }
@@ -34,6 +34,8 @@ type Edge struct {
 	Attributes map[string]Attribute `yaml:"attributes,omitempty" json:"attributes,omitempty"`
 	// hash sub-partitions of the kind's table when it is created; 0 for none
 	Partitions int `yaml:"partitions,omitempty" json:"partitions,omitempty"`
+
+	FromIDs, ToIDs IDForm `yaml:"-" json:"-"` // of the objects at the ends
 }
 
 // Child is a kind of children: entities with an author and a body under a parent object.
@@ -52,6 +54,8 @@ type Child struct {
 	RankedBy   string               `yaml:"ranked_by,omitempty" json:"ranked_by,omitempty"`
 	Attributes map[string]Attribute `yaml:"attributes,omitempty" json:"attributes,omitempty"`
 	Partitions int                  `yaml:"partitions,omitempty" json:"partitions,omitempty"` // as in Edge
+
+	ParentIDs, AuthorIDs IDForm `yaml:"-" json:"-"` // of the parent object and of Author
 }
 
 // Attribute is a typed value of an edge or a child, in addition to the members of its archetype.
@@ -194,7 +198,15 @@ func (s *Set) Plural(target string) string {
 	if c, ok := s.Children[target]; ok {
 		return c.Plural
 	}
-	return s.Objects[target]
+	return s.Objects[target].Plural
+}
+
+// IDs returns the form of the ids of an object or of a kind of children.
+func (s *Set) IDs(target string) IDForm {
+	if _, child := s.Children[target]; child {
+		return UUID
+	}
+	return s.Objects[target].ID
 }
 
 // EdgesTo returns the kinds of edges to an object or to a kind of children, in the order of names.
@@ -219,15 +231,18 @@ func (s *Set) AllChildren() []Child {
 	return slices.SortedFunc(maps.Values(s.Children), func(a, b Child) int { return cmp.Compare(a.Name, b.Name) })
 }
 
-// Without returns the kinds and objects of the set that other does not have.
-func (s *Set) Without(other *Set) *Set {
-	return &Set{Objects: without(s.Objects, other.Objects), Edges: without(s.Edges, other.Edges),
-		Children: without(s.Children, other.Children)}
+// Without returns the kinds and objects of the set that other does not have, or has otherwise.
+func (s *Set) Without(other *Set) *Set { return s.minus(other, same) }
+
+// minus returns the kinds and objects of the set without those of other that are equal.
+func (s *Set) minus(other *Set, equal func(a, b any) bool) *Set {
+	return &Set{Objects: minus(s.Objects, other.Objects, equal), Edges: minus(s.Edges, other.Edges, equal),
+		Children: minus(s.Children, other.Children, equal)}
 }
 
-func without[V any](all, but map[string]V) map[string]V {
+func minus[V any](all, but map[string]V, equal func(a, b any) bool) map[string]V {
 	rest := maps.Clone(all)
-	maps.DeleteFunc(rest, func(name string, _ V) bool { _, there := but[name]; return there })
+	maps.DeleteFunc(rest, func(name string, v V) bool { other, there := but[name]; return there && equal(v, other) })
 	return rest
 }
 

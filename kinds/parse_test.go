@@ -5,12 +5,16 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/kinds"
 )
@@ -29,7 +33,7 @@ children:
 
 func TestAFileExtendsTheBuiltInKinds(t *testing.T) {
 	s := testkit.Kinds(t, music)
-	if len(s.AllEdges()) != 6 || len(s.AllChildren()) != 4 || s.Objects["song"] != "songs" || s.Objects["user"] != "users" {
+	if len(s.AllEdges()) != 6 || len(s.AllChildren()) != 4 || s.Objects["song"].Plural != "songs" || s.Objects["user"].Plural != "users" {
 		t.Errorf("%d edges, %d children, objects %v", len(s.AllEdges()), len(s.AllChildren()), s.Objects)
 	}
 	play, _ := s.Edge("play")
@@ -57,6 +61,130 @@ func TestAFileExtendsTheBuiltInKinds(t *testing.T) {
 	}
 	if strings.Contains(string(kept), "like") || strings.Contains(string(kept), "posts") {
 		t.Errorf("%s has built-in kinds", kept)
+	}
+}
+
+func TestAnObjectMayNarrowItsIDs(t *testing.T) {
+	s := testkit.Kinds(t, `
+objects: {song: {plural: songs, id: uuid}, disc: {plural: discs, id: integer}, choir: {plural: choirs, id: string}, band: bands}
+edges:
+  play: {plural: plays, from: disc, to: song, forward: plays, reverse: players}
+children:
+  remark: {plural: remarks, parent: song}
+`)
+	play, _ := s.Edge("play")
+	remark, _ := s.Child("remark")
+	follow, _ := s.Edge("follow")
+	if play.FromIDs != kinds.Integer || play.ToIDs != kinds.UUID || remark.ParentIDs != kinds.UUID || remark.AuthorIDs != kinds.String ||
+		follow.FromIDs != kinds.String {
+		t.Errorf("%+v\n%+v\n%+v", play, remark, follow)
+	}
+	kept, err := json.Marshal(s.Without(kinds.Builtin()).Objects)
+	want := `{"band":"bands","choir":"choirs","disc":{"plural":"discs","id":"integer"},"song":{"plural":"songs","id":"uuid"}}`
+	if err != nil || string(kept) != want {
+		t.Errorf("%v\n%s\n%s", err, kept, want)
+	}
+	again, err := kinds.Builtin().ExtendJSON([]byte(`{"objects":` + want + `}`))
+	if err != nil || again.Objects["disc"] != (kinds.Object{Plural: "discs", ID: kinds.Integer}) {
+		t.Errorf("%+v, %v", again, err)
+	}
+	for _, file := range []string{`{"objects":{"song":{"plural":"songs","form":"uuid"}}}`, `{"objects":{"song":7}}`} {
+		if _, err := kinds.Builtin().ExtendJSON([]byte(file)); err == nil {
+			t.Errorf("%s is accepted", file)
+		}
+	}
+}
+
+func TestAFileMayChangeBuiltInKinds(t *testing.T) {
+	s := testkit.Kinds(t, `
+objects: {post: {id: uuid}, user: users}
+edges:
+  follow: {partitions: 16}
+  like: {plural: likes, from: user, to: post, forward: likes, reverse: likers}
+  membership: {attributes: {role: {enum: [guest, member, owner]}, note: {type: string}}}
+children:
+  message: {attributes: {mood: {type: string}}}
+  review: {plural: reviews, parent: product, one_per_author: true, attributes: {helpful: {type: integer, aggregate: true}}}
+  comment: {}
+`)
+	follow, like, membership := s.Edges["follow"], s.Edges["like"], s.Edges["membership"]
+	message, review := s.Children["message"], s.Children["review"]
+	if follow.Partitions != 16 || follow.Plural != "follows" || follow.Ends != [2]string{"follower_id", "followee_id"} ||
+		like.ToIDs != kinds.UUID || like.FromIDs != kinds.String || s.Children["comment"].ParentIDs != kinds.UUID ||
+		s.Objects["post"] != (kinds.Object{Plural: "posts", ID: kinds.UUID}) {
+		t.Errorf("%+v\n%+v\n%+v", follow, like, s.Objects)
+	}
+	// an attribute of a file replaces the one of its name, and the others stay
+	if role := membership.Attributes["role"]; len(role.Enum) != 3 || role.Default != nil || role.Filter ||
+		membership.Attributes["note"].Type != kinds.String {
+		t.Errorf("%+v", membership)
+	}
+	if message.Attributes["mood"].Type == "" || message.Parent != "conversation" ||
+		!cmp.Equal(review.Aggregates(), []string{"helpful", "rating"}) ||
+		!review.OnePerAuthor {
+		t.Errorf("%+v\n%+v", message, review)
+	}
+	if b := kinds.Builtin(); b.Edges["follow"].Partitions != 0 || len(b.Edges["membership"].Attributes) != 1 ||
+		b.Objects["post"].ID != kinds.String || b.Edges["like"].ToIDs != kinds.String {
+		t.Errorf("the built-in kinds have changed: %+v", b)
+	}
+
+	// The database keeps the kinds that differ, and reads them again.
+	stated := s.Without(kinds.Builtin())
+	if !cmp.Equal(slices.Sorted(maps.Keys(stated.Edges)), []string{"follow", "membership"}) || len(stated.Objects) != 1 ||
+		!cmp.Equal(slices.Sorted(maps.Keys(stated.Children)), []string{"message", "review"}) {
+		t.Errorf("%+v", stated)
+	}
+	kept, err := json.Marshal(stated)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := kinds.Builtin().ExtendJSON(kept)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := kinds.Changes(s, again); len(d) > 0 || again.Edges["like"].ToIDs != kinds.UUID {
+		t.Errorf("%s is read as %+v", kept, d)
+	}
+	if same := testkit.Kinds(t, `{objects: {user: {id: string}}, edges: {follow: {}, share: {partitions: 0}}}`); len(
+		kinds.Changes(kinds.Builtin(), same)) > 0 || len(same.Without(kinds.Builtin()).Edges) > 0 {
+		t.Errorf("a file that changes nothing: %+v", same)
+	}
+}
+
+func TestAnIDHasTheFormOfItsObject(t *testing.T) {
+	const id = "0196b2d4-7c00-7000-8000-00000000000a"
+	for _, c := range []struct {
+		form      kinds.IDForm
+		good, bad []string
+		rule      string
+	}{
+		{"", []string{"7", "a|b", id}, []string{"", "a b", ".", strings.Repeat("x", 129)}, "1 to 128 of the characters"},
+		{kinds.String, []string{"7", "007", strings.ToUpper(id)}, []string{"a/b"}, "1 to 128 of the characters"},
+		{kinds.Integer, []string{"1", "9223372036854775807"},
+			[]string{"0", "-1", "+1", "007", "1.0", "1e3", "9223372036854775808", "99999999999999999999", "x", id},
+			"a decimal number from 1 to 9223372036854775807"},
+		{kinds.UUID, []string{id}, []string{strings.ToUpper(id), strings.ReplaceAll(id, "-", ""), "{" + id + "}", id[:35], id + "0",
+			"0196b2d4-7c00-7000-8000-00000000000g", "0196b2d47-c00-7000-8000-00000000000a", "7"}, "a UUID in lower case with hyphens"},
+	} {
+		pattern := regexp.MustCompile(c.form.Pattern())
+		for _, text := range c.good {
+			if got, err := c.form.ParseID(text); err != nil || string(got) != text || !pattern.MatchString(text) {
+				t.Errorf("%q as %q: %v", text, c.form, err)
+			}
+		}
+		for _, text := range c.bad {
+			got, err := c.form.ParseID(text)
+			if err == nil || got != "" {
+				t.Errorf("%q is an id of the form %q", text, c.form)
+			} else if _, any := event.ParseID(text); any == nil &&
+				!strings.Contains(err.Error(), fmt.Sprintf("%q is not an id: %s", text, c.rule)) {
+				t.Errorf("%q: %v", text, err)
+			}
+			if pattern.MatchString(text) && text != "9223372036854775808" && text != "." {
+				t.Errorf("%q matches %s", text, pattern)
+			}
+		}
 	}
 }
 

@@ -1,6 +1,9 @@
 package kinds
 
-import "fmt"
+import (
+	"cmp"
+	"fmt"
+)
 
 // Statement makes or drops tables of a kind. It runs as the owner of the tables or as
 // tidings_system. A second run changes nothing.
@@ -32,13 +35,20 @@ func (w Database) StoredSQL() string {
 
 func truthEdges(e Edge) []Statement {
 	return []Statement{{"make the tables of the edges " + e.Name, `SELECT make_edge_kind($1, $2, $3, $4, $5, $6)`,
-		[]any{e.Name, e.Plural, e.Ends[0], e.Ends[1], !e.NoSelf(), e.Partitions}}}
+		[]any{e.Name, e.Plural, e.Ends[0], e.Ends[1], !e.NoSelf(), e.Partitions}}, narrow(e.Name, e.FromIDs, e.ToIDs)}
 }
 
 func truthChildren(c Child) []Statement {
 	n := c.Names()
 	return []Statement{{"make the tables of the children " + c.Name, `SELECT make_child_kind($1, $2, $3, $4, $5, $6, $7)`,
-		[]any{c.Name, c.Plural, n.ID, n.Parent, c.Threaded, c.OnePerAuthor, c.Partitions}}}
+		[]any{c.Name, c.Plural, n.ID, n.Parent, c.Threaded, c.OnePerAuthor, c.Partitions}}, narrow(c.Name, c.ParentIDs, c.AuthorIDs)}
+}
+
+// narrow gives the two columns of ids in a kind's tables the constraints of their forms. Locks, if
+// a form has changed: these tables, ACCESS EXCLUSIVE.
+func narrow(kind string, first, second IDForm) Statement {
+	return Statement{"narrow the ids of " + kind, `SELECT narrow_ids($1, $2, $3)`,
+		[]any{kind, string(cmp.Or(first, String)), string(cmp.Or(second, String))}}
 }
 
 // truthDrop drops the tables of a kind, which must be empty.

@@ -160,6 +160,7 @@ var calls = map[string]struct {
 	"make_history":    {args: `'visit', '{user_id,place_id}', 'text', true`},
 	"drop_history":    {args: `'visit'`, setup: `SELECT make_history('visit', '{user_id,place_id}', 'text', false)`},
 	"drop_kind":       {args: `'visit', 'visits'`, setup: `SELECT make_edge_kind('visit', 'visits', 'user_id', 'place_id', true, 2)`},
+	"narrow_ids":      {args: `'follow', 'uuid', 'integer'`},
 	"find_token": {args: `sha256('x')`, setup: `INSERT INTO api_tokens (token_hash, tenant_id, name, roles)
 		VALUES (sha256('x'), 1, 't', '{read}')`},
 	"token_limits": {args: `sha256('x')`, setup: `INSERT INTO api_tokens (token_hash, tenant_id, name, roles)

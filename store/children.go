@@ -101,12 +101,13 @@ func newSlug() string {
 type childShape struct {
 	Kind                                          string
 	Names                                         event.ChildNames
+	ParentIDs, AuthorIDs                          kinds.IDForm
 	Threaded, Moderated, OnePerAuthor, Attributes bool
 }
 
 func shapeOf(k kinds.Child) childShape {
-	return childShape{Kind: k.Name, Names: k.Names(), Threaded: k.Threaded, Moderated: k.Moderated, OnePerAuthor: k.OnePerAuthor,
-		Attributes: len(k.Attributes) > 0}
+	return childShape{Kind: k.Name, Names: k.Names(), ParentIDs: k.ParentIDs, AuthorIDs: k.AuthorIDs,
+		Threaded: k.Threaded, Moderated: k.Moderated, OnePerAuthor: k.OnePerAuthor, Attributes: len(k.Attributes) > 0}
 }
 
 // Table returns the kind's partition of children. Names of kinds are identifiers.

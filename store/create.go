@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -86,7 +87,7 @@ func (c *creation) prepare(k *childKind) error {
 	if err := checkMeta(in.Meta); err != nil {
 		return err
 	}
-	if err := checkIDs(in.Object, in.AuthorID); err != nil {
+	if err := cmp.Or(checkID(k.ParentIDs, in.Object), checkID(k.AuthorIDs, in.AuthorID)); err != nil {
 		return err
 	}
 	if in.ReplyTo != "" {

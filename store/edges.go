@@ -61,7 +61,7 @@ func (w *EdgeWrite) check(put bool) error {
 	if err := checkMeta(w.Meta); err != nil {
 		return err
 	}
-	if err := checkIDs(w.From, w.To); err != nil {
+	if err := cmp.Or(checkID(w.kind.FromIDs, w.From), checkID(w.kind.ToIDs, w.To)); err != nil {
 		return err
 	}
 	switch {

@@ -369,7 +369,9 @@ func TestSettingsOfThreadsOfTwoKindsAreApart(t *testing.T) {
 	if got, err := s.GetThread(ctx, 1, commentKind, "5"); err != nil || got.Version != 0 || got.Locked {
 		t.Errorf("%+v, %v", got, err)
 	}
-	if out, err := s.SetThreads(ctx, 1, testSet.Children["message"],
+	plain := testSet.Children["message"]
+	plain.Moderated = false
+	if out, err := s.SetThreads(ctx, 1, plain,
 		[]ThreadSettings{{Meta: tester, Object: "5", Locked: true}}); err != nil || !errors.Is(out[0].Err, ErrInvalid) {
 		t.Errorf("of a kind that is not moderated: %+v, %v", out, err)
 	}
@@ -466,5 +468,73 @@ func TestMergesOfAttributesLoseNone(t *testing.T) {
 			string(c.Attributes) != fmt.Sprintf(`{"draft":true,"score":%d}`, rounds) {
 			t.Errorf("%s, %v", c.Attributes, err)
 		}
+	}
+}
+
+// narrowSet has objects whose ids have one form.
+func narrowSet(t *testing.T) *kinds.Set {
+	return testkit.Kinds(t, `
+objects: {song: {plural: songs, id: uuid}, disc: {plural: discs, id: integer}}
+edges: {spin: {plural: spins, from: disc, to: song, forward: spun, reverse: spinners}}
+children: {remark: {plural: remarks, parent: song, moderated: true}}
+`)
+}
+
+const songID = "0196b2d4-7c00-7000-8000-00000000000a"
+
+func TestIDsOfAnotherFormAreInvalidEachForItself(t *testing.T) {
+	db, set := testkit.Postgres(t), narrowSet(t)
+	makeKinds(t, db, set)
+	s, by := New(db.Pool(t, postgres.RoleAPI), nil), Meta{Actor: "t"}
+	spin, remark := set.Edges["spin"], set.Children["remark"]
+	writes := []EdgeWrite{{Meta: by, From: "8", To: songID}, {Meta: by, From: "8", To: "8"}, {Meta: by, From: songID, To: songID},
+		{Meta: by, From: "08", To: songID}, {Meta: by, From: "9", To: songID}}
+	for _, write := range []func(context.Context, int64, kinds.Edge, []EdgeWrite) ([]EdgeOutcome, error){s.PutEdges, s.RemoveEdges} {
+		out, err := write(t.Context(), 1, spin, writes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, o := range out {
+			if good := i == 0 || i == 4; good != o.Changed || errors.Is(o.Err, ErrInvalid) == good {
+				t.Errorf("%d: %+v", i, o)
+			}
+		}
+	}
+	children, err := s.CreateChildren(t.Context(), 1, remark, []NewChild{{Meta: by, Object: "8", AuthorID: "a", Body: "x"},
+		{Meta: by, Object: songID, AuthorID: "a|b", Body: "x"}})
+	if err != nil || !errors.Is(children[0].Err, ErrInvalid) || !children[1].Changed {
+		t.Errorf("%+v, %v", children, err)
+	}
+	settings, err := s.SetThreads(t.Context(), 1, remark, []ThreadSettings{{Meta: by, Object: "8", Locked: true},
+		{Meta: by, Object: songID, Locked: true}})
+	if err != nil || !errors.Is(settings[0].Err, ErrInvalid) || !settings[1].Changed {
+		t.Errorf("%+v, %v", settings, err)
+	}
+	r := RemovalRequest{Meta: by, Object: "song", ID: "8", IDs: kinds.UUID, Kinds: []string{"spin"}, Direction: DirectionBoth}
+	if _, err := s.RequestRemoval(t.Context(), 1, r); !errors.Is(err, ErrInvalid) {
+		t.Errorf("a removal: %v", err)
+	}
+}
+
+// For up to five seconds after kinds apply, a process has the former kinds.
+func TestAnIDThatWasNarrowedAMomentAgoIsInvalidToo(t *testing.T) {
+	db, set := testkit.Postgres(t), narrowSet(t)
+	makeKinds(t, db, set)
+	s, by := New(db.Pool(t, postgres.RoleAPI), nil), Meta{Actor: "t"}
+	spin, remark := set.Edges["spin"], set.Children["remark"]
+	spin.FromIDs, spin.ToIDs, remark.ParentIDs = kinds.String, kinds.String, kinds.String
+	good := EdgeWrite{Meta: by, From: "8", To: songID}
+	if out, err := s.PutEdges(t.Context(), 1, spin, []EdgeWrite{{Meta: by, From: "x", To: songID}}); !errors.Is(err, ErrInvalid) {
+		t.Errorf("alone: %+v, %v", out, err)
+	}
+	if out, err := s.PutEdges(t.Context(), 1, spin, []EdgeWrite{good, {Meta: by, From: "8", To: "8"}}); !errors.Is(err, ErrInvalid) {
+		t.Errorf("in a slice: %+v, %v", out, err)
+	}
+	out, err := s.CreateChildren(t.Context(), 1, remark, []NewChild{{Meta: by, Object: "8", AuthorID: "a", Body: "x"}})
+	if !errors.Is(err, ErrInvalid) {
+		t.Errorf("a child: %+v, %v", out, err)
+	}
+	if out, err := s.PutEdges(t.Context(), 1, spin, []EdgeWrite{good}); err != nil || !out[0].Created {
+		t.Errorf("a good one afterward: %+v, %v", out, err)
 	}
 }

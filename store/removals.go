@@ -36,6 +36,7 @@ type RemovalRequest struct {
 	Meta
 	Object    string   // type of the object in the kinds, for example user
 	ID        event.ID // id of the object
+	IDs       kinds.IDForm
 	Kinds     []string // of edges, sorted; the object is an end of each
 	Direction Direction
 	Reason    string // stored with the removal
@@ -95,7 +96,7 @@ RETURNING ` + removalColumns
 // has begun, it runs once more over all edges.
 func (s *Store) RequestRemoval(ctx context.Context, tenant int64, r RemovalRequest) (out Removal, err error) {
 	if err = checkMeta(r.Meta); err == nil {
-		err = checkIDs(r.ID)
+		err = checkID(r.IDs, r.ID)
 	}
 	if err == nil && (len(r.Kinds) == 0 || !slices.IsSorted(r.Kinds)) {
 		err = fmt.Errorf("%w: %s %s, kinds %q", ErrInvalid, r.Object, r.ID, r.Kinds)

@@ -21,6 +21,7 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/tracing"
 	"github.com/tidings/tidings/internal/versioned"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
 )
 
@@ -106,7 +107,7 @@ func (s *Store) write(ctx context.Context, tenant int64, at place, fn func(tx *u
 		err = postgres.WriteInTenant(ctx, s.pool, tenant, at.lockTimeout, work)
 	}
 	if err != nil {
-		return err
+		return narrowed(err)
 	}
 	created.End()
 	var touched uint32 // a bit per slot
@@ -117,6 +118,15 @@ func (s *Store) write(ctx context.Context, tenant int64, at place, fn func(tx *u
 		s.wake(bits.TrailingZeros32(touched))
 	}
 	return nil
+}
+
+// narrowed returns an error that is ErrInvalid if the tables refuse an id that its object's form
+// allowed until a moment ago: the process does not know the narrower form yet.
+func narrowed(err error) error {
+	if name := postgres.CheckName(err); strings.HasSuffix(name, "_"+kinds.Integer) || strings.HasSuffix(name, "_"+kinds.UUID) {
+		return fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	return err
 }
 
 func (s *Store) read(ctx context.Context, tenant int64, fn func(tx pgx.Tx) error) error {
@@ -214,11 +224,9 @@ func ValidActor(s string) bool {
 	return strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) < 0
 }
 
-func checkIDs(ids ...event.ID) error {
-	for _, id := range ids {
-		if _, err := event.ParseID(string(id)); err != nil {
-			return fmt.Errorf("%w: %w", ErrInvalid, err)
-		}
+func checkID(form kinds.IDForm, id event.ID) error {
+	if _, err := form.ParseID(string(id)); err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
 	return nil
 }

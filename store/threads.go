@@ -34,11 +34,11 @@ const MaxTitleBytes = 300
 // characters. It may be empty.
 func ValidTitle(s string) bool { return len(s) <= MaxTitleBytes && plainText(s) }
 
-func (w ThreadSettings) check() error {
+func (w ThreadSettings) check(k *childKind) error {
 	if err := checkMeta(w.Meta); err != nil {
 		return err
 	}
-	if err := checkIDs(w.Object); err != nil {
+	if err := checkID(k.ParentIDs, w.Object); err != nil {
 		return err
 	}
 	if !ValidTitle(w.Title) {
@@ -82,7 +82,7 @@ func (s *Store) SetThreads(ctx context.Context, tenant int64, k kinds.Child, set
 func (s *Store) set(ctx context.Context, tenant int64, k *childKind, settings []ThreadSettings, at place) ([]ThreadOutcome, error) {
 	out, err := inTurns(ctx, s, turns[event.ID, ThreadOutcome]{tenant: tenant, n: len(settings), at: at,
 		check: func(i int, o *ThreadOutcome) (event.ID, any, bool) {
-			o.Err = settings[i].check()
+			o.Err = settings[i].check(k)
 			if !k.Moderated {
 				o.Err = fmt.Errorf("%w: children of kind %s are not moderated", ErrInvalid, k.Kind)
 			}

@@ -20,6 +20,7 @@ type Type struct {
 	Event      string // for example created
 	Summary    string
 	Aggregate  string         // the type of the object whose id is in ce-subject
+	IDs        kinds.IDForm   // of that object
 	Properties map[string]any // members of the payload
 	Required   []string
 }
@@ -40,7 +41,7 @@ func Types(set *kinds.Set) (all []Type) {
 	add := func(kind, aggregate, event, summary string, properties map[string]any, required []string) {
 		e := typeOf(kind, event)
 		all = append(all, Type{Name: e.CloudEventsType(), Kind: kind, Event: event, Summary: summary, Aggregate: aggregate,
-			Properties: properties, Required: required})
+			IDs: set.Objects[aggregate].ID, Properties: properties, Required: required})
 	}
 	for _, k := range set.AllEdges() {
 		for _, name := range event.EdgeEvents {
@@ -53,6 +54,7 @@ func Types(set *kinds.Set) (all []Type) {
 				status = event.StatusRemoved
 			}
 			narrow(properties, "status", status)
+			properties[k.Ends[0]], properties[k.Ends[1]] = id(k.FromIDs), id(k.ToIDs)
 			add(k.Name, k.To, name, edgeSummaries[name]+" The data is the whole state of the edge after the change.", properties, required)
 		}
 	}
@@ -62,6 +64,7 @@ func Types(set *kinds.Set) (all []Type) {
 				continue
 			}
 			properties, required := members[event.Child]([2]string{k.Names().ID, k.Names().Parent}, attributes(k.Attributes, k.Schema()))
+			properties[k.Names().Parent], properties["author_id"] = id(k.ParentIDs), id(k.AuthorIDs)
 			for _, member := range []string{"parent_id", "slug", "path"} {
 				if !k.Threaded {
 					delete(properties, member)
@@ -122,6 +125,15 @@ func text(description, pattern string) map[string]any {
 	return s
 }
 
+// id returns the schema of an id of an object.
+func id(form kinds.IDForm) map[string]any {
+	s := text("An id that the upstream service chose.", form.Pattern())
+	if form == kinds.UUID {
+		s["format"] = "uuid"
+	}
+	return s
+}
+
 // known returns the schemas of members that a Go type alone does not describe.
 func known() map[string]map[string]any {
 	return map[string]map[string]any{
@@ -162,7 +174,7 @@ func members[T any](first [2]string, attributes map[string]any) (properties map[
 		}
 		switch f.Type {
 		case reflect.TypeFor[event.ID]():
-			s = text("An id that the upstream service chose.", "^[A-Za-z0-9._~:@|+=-]{1,128}$")
+			s = id(kinds.String)
 		case reflect.TypeFor[event.Time]():
 			s = map[string]any{"type": "string", "format": "date-time", "pattern": `^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$`,
 				"description": "RFC 3339 in UTC with microseconds."}

@@ -35,7 +35,7 @@ var clientTemplate string
 func generate(set *kinds.Set) ([]byte, error) {
 	t, err := template.New("client").Funcs(template.FuncMap{
 		"camel": camel, "a": a, "entry": entry, "about": about, "goType": goType,
-		"plural": func(object string) string { return set.Objects[object] },
+		"plural": func(object string) string { return set.Objects[object].Plural },
 		"counts": func(object string) []count { return countsOf(set, object) },
 		"sorted": func(all map[string]kinds.Attribute) []string { return slices.Sorted(maps.Keys(all)) },
 		// Follows are older than kinds, so they have names of their own.

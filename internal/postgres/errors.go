@@ -51,6 +51,15 @@ func IsUnique(err error, constraint string) bool {
 // IsCheck reports a violation of a check constraint.
 func IsCheck(err error) bool { return state(err) == codeCheckViolation }
 
+// CheckName returns the name of the check constraint that a statement violated, or "".
+func CheckName(err error) string {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) && pg.Code == codeCheckViolation {
+		return pg.ConstraintName
+	}
+	return ""
+}
+
 // IsConcurrency reports that the database aborted the transaction only because of concurrency:
 // another attempt may succeed.
 func IsConcurrency(err error) bool {

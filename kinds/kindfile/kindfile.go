@@ -13,8 +13,8 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// Extend returns the set with the kinds of a file added. The file may refer to kinds and objects of
-// the set, and may repeat them unchanged. The error joins all errors, each with its line.
+// Extend returns the set with the kinds of a file added, or changed (kinds.Set.Extend). The error
+// joins all errors, each with its line.
 func Extend(s *kinds.Set, file []byte) (*kinds.Set, error) {
 	d := yaml.NewDecoder(bytes.NewReader(file))
 	var doc, more yaml.Node

@@ -71,6 +71,11 @@ func TestAFileOfKindsIsCheckedAsAWholeWithLines(t *testing.T) {
 				`line 3: edges.play.ends: "B" cannot name an end: it is not a valid name, or all edges have a member of this name` + "\n" +
 				"line 3: edges.play.self: the ends are different objects, so no edge leads to its own origin\n" +
 				"line 3: edges.play.partitions: 257: want 0 to 256"},
+		{"forms of ids", "objects:\n  song: {plural: songs, id: number}\n  disc: {id: uuid}\n  band: [bands]\n" +
+			"  choir: {plural: choirs, ids: uuid}\n",
+			"line 4: cannot unmarshal !!seq\nline 5: field ids not found"},
+		{"another form of ids", "objects:\n  song: {plural: songs, id: number}\n  disc: {id: uuid}\n",
+			"line 2: objects.song.id: \"number\": want string, integer or uuid\nline 3: objects.disc: is missing"},
 		{"two filters", "edges:\n  play:\n    plural: plays\n    from: user\n    to: post\n    forward: played\n    reverse: " +
 			"players\n    attributes:\n" +
 			"      a: {enum: [x], filter: true}\n      b: {enum: [y], filter: true}\n",
@@ -113,10 +118,15 @@ func TestAFileOfKindsIsCheckedAsAWholeWithLines(t *testing.T) {
 				"line 6: edges.play.attributes.c.default: expected number <= 5\nline 7: edges.play.attributes.d.default: expected " +
 				"boolean\nline 8: edges.play.attributes.e.default: expected string"},
 		{"changed built-in kinds", "objects: {user: people}\nedges:\n  like: {plural: likes, from: user, to: post, forward: likes, " +
-			"reverse: fans}\nchildren:\n  comment: {plural: comments, parent: post}\n",
-			"line 1: objects.user: is built in and cannot be changed; give the new one another name\nline 3: edges.like: is built in and " +
-				"cannot be changed; give the new one another name\n" +
-				"line 5: children.comment: is built in and cannot be changed; give the new one another name"},
+			"reverse: fans}\nchildren:\n  comment: {plural: comments, parent: post, one_per_author: true}\n",
+			"line 1: objects.user.plural: users is built in and cannot be changed to people, because clients have it compiled in\n" +
+				"line 3: edges.like.reverse: likers is built in and cannot be changed to fans, because clients have it compiled in\n" +
+				"line 5: children.comment.one_per_author: false is built in and cannot be changed to true, because clients have " +
+				"it compiled in"},
+		{"words of changed built-in kinds", "edges:\n  follow: {partitions: 16}\n  block: {plural: follows, from: user, to: post, " +
+			"forward: x, reverse: y}\n", `line 3: edges.block.plural: "follows" is taken by the edges follow`},
+		{"attributes of built-in kinds", "children: {review: {attributes: {rating: {type: text}}}}\n",
+			`line 1: children.review.attributes.rating.type: "text": want string, integer or boolean`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := kindfile.Extend(kinds.Builtin(), []byte(c.file))

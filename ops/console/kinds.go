@@ -18,22 +18,32 @@ type kindRow struct {
 	Name, Plural, From, To, Lists string
 	Has                           []string // capabilities
 	Attributes                    []string
-	BuiltIn                       bool
+	Source                        string
 }
 
 func (c *Console) kindsData(ctx context.Context, v *view) (any, error) {
-	set, built := c.deps.Kinds.Now(), kinds.Builtin()
+	set := c.deps.Kinds.Now()
+	stated := set.Without(kinds.Builtin())
+	source := func(name string) string {
+		switch {
+		case !kinds.Builtin().Has(name):
+			return "applied"
+		case stated.Has(name):
+			return "built in, changed"
+		}
+		return "built in"
+	}
 	var p kindsPage
 	for _, e := range set.AllEdges() {
 		row := kindRow{Name: e.Name, Plural: e.Plural, From: e.From, To: e.To, Lists: e.Forward + ", " + e.Reverse,
-			Attributes: attributes(e.Attributes), BuiltIn: built.Has(e.Name)}
+			Attributes: attributes(e.Attributes), Source: source(e.Name)}
 		if e.Self {
 			row.Has = append(row.Has, "to itself")
 		}
 		p.Edges = append(p.Edges, row)
 	}
 	for _, k := range set.AllChildren() {
-		row := kindRow{Name: k.Name, Plural: k.Plural, To: k.Parent, Attributes: attributes(k.Attributes), BuiltIn: built.Has(k.Name)}
+		row := kindRow{Name: k.Name, Plural: k.Plural, To: k.Parent, Attributes: attributes(k.Attributes), Source: source(k.Name)}
 		for _, can := range []struct {
 			is   bool
 			says string

@@ -263,7 +263,7 @@ func TestThreadSwitchesAndRolesOfModeration(t *testing.T) {
 	for name, in := range map[string]url.Values{
 		"no decision": {"item": {id + "@2"}}, "an unknown one": {"item": {id + "@2"}, "decide": {"erase"}}, "no item": {"decide": {"hide"}},
 		"an item without a version":    {"item": {id}, "decide": {"hide"}},
-		"a kind that nobody moderates": {"item": {id + "@2"}, "decide": {"hide"}, "kind": {"message"}},
+		"a kind that nobody moderates": {"item": {id + "@2"}, "decide": {"hide"}, "kind": {"like"}},
 		"a reason of two lines":        {"item": {id + "@2"}, "decide": {"hide"}, "reason": {"a\nb"}},
 	} {
 		form := url.Values{"act_id": {uuid.NewString()}, "reason": {"r"}}
@@ -274,7 +274,7 @@ func TestThreadSwitchesAndRolesOfModeration(t *testing.T) {
 			t.Errorf("%s: %d: %s", name, a.status, a.text())
 		}
 	}
-	for _, query := range []string{"list=x", "object=a,b", "author=..", "kind=message", "after=x", "after=2026-01-01T00:00:00.000000Z/x"} {
+	for _, query := range []string{"list=x", "object=a,b", "author=..", "kind=like", "after=x", "after=2026-01-01T00:00:00.000000Z/x"} {
 		if a := max.get("/console/moderation?" + query); a.status != http.StatusUnprocessableEntity {
 			t.Errorf("%s: %d", query, a.status)
 		}
@@ -330,5 +330,41 @@ func fast(t *testing.T, d *desk) {
 		if strings.Contains(a.text(), "differs") && !strings.Contains(path, last) { // last has no history
 			t.Errorf("%s: %.1000s", path, a.text())
 		}
+	}
+}
+
+// TestModeratorsDecideOnChildrenWithoutReplies uses the queue of another kind than comments.
+func TestModeratorsDecideOnChildrenWithoutReplies(t *testing.T) {
+	d := openDesk(t)
+	review, by := kinds.Builtin().Children["review"], store.Meta{Actor: "service"}
+	if out, err := d.store.SetThreads(t.Context(), tenant, review,
+		[]store.ThreadSettings{{Meta: by, Object: "5", Premoderated: true}}); err != nil || out[0].Err != nil {
+		t.Fatal(err, out)
+	}
+	out, err := d.store.CreateChildren(t.Context(), tenant, review, []store.NewChild{{Meta: by, Object: "5", AuthorID: "1",
+		Body: "good value", Attributes: []byte(`{"rating":4}`)}, {Meta: by, Object: "5", AuthorID: "2", Body: "advertising",
+		Attributes: []byte(`{"rating":5}`)}})
+	if err != nil || out[1].Err != nil {
+		t.Fatal(err, out)
+	}
+	good, bad := out[0].Child.ID, out[1].Child.ID
+	d.deliver(t)
+	max := d.signIn(t, d.Tokens.TenantModerator)
+	page(t, max, "/console/moderation").says("comments 0 pending", "messages 0 pending", "reviews 2 pending")
+	queue := page(t, max, "/console/moderation?kind=review").says("good value", "advertising", "held since it was written")
+	max.decide(queue, "approve", "fine", good+"@1").says("Approved 1 review")
+	max.decide(queue, "remove", "advertising", bad+"@1").says("Removed 1 review")
+	d.deliver(t)
+	page(t, max, "/console/moderation?kind=review&list=removed").says("removed by max", "advertising").without("good value")
+	for id, want := range map[string]string{good: "VISIBLE", bad: "REMOVED"} {
+		if c, err := d.store.GetChild(t.Context(), tenant, review, id); err != nil || c.State() != want {
+			t.Errorf("%+v, %v, want %s", c, err, want)
+		}
+	}
+	if diff := cmp.Diff([]string{
+		"moderation.decide by max of 7, tenant 7: approve review " + good + ": Approved 1 review.",
+		"moderation.decide by max of 7, tenant 7: remove review " + bad + ": Removed 1 review.",
+	}, d.acts(t)); diff != "" {
+		t.Errorf("the audit log (-want +got):\n%s", diff)
 	}
 }

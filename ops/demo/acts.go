@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/tidings/tidings/client"
-	"github.com/tidings/tidings/event"
 )
 
 // act is one request.
@@ -218,7 +217,7 @@ func (s *Site) queue(k childKind) act {
 func (s *Site) begin(k childKind) act {
 	s.newest[k.Parent]++
 	n := s.newest[k.Parent]
-	object := event.IDOf(n)
+	object := s.id(k.Parent, n)
 	set := client.NewSettings{Title: title(s.rnd), Premoderated: n%6 == premoderated}
 	return act{k.Name + " thread opened", fmt.Sprintf("%s %s: %s", k.Parent, object, short(set.Title)), func(ctx context.Context) error {
 		now, err := s.client.Children(k.Name).PutSettings(ctx, client.ChildSettings{Object: object}, set, actor(s.opener(object)))
@@ -234,14 +233,14 @@ func (s *Site) begin(k childKind) act {
 
 // opener returns the user who opened the thread.
 func (s *Site) opener(object client.ID) client.ID {
-	n, _ := strconv.Atoi(string(object)) // the ids of the demo are numbers
-	return event.IDOf(n%s.users + 1)
+	n, _ := strconv.ParseInt(string(object[strings.LastIndexByte(string(object), '-')+1:]), 10, 64) // see load.ID
+	return s.id(user, n%int64(s.users)+1)
 }
 
 // toggle has a moderator lock or unlock a thread. At most a quarter of the threads is locked.
 func (s *Site) toggle(k childKind) (act, bool) {
 	all := s.threads[k.Name]
-	was, ok := all[event.IDOf(1+s.rnd.Int64N(max(s.newest[k.Parent], 1)))]
+	was, ok := all[s.id(k.Parent, 1+s.rnd.Int64N(max(s.newest[k.Parent], 1)))]
 	locked := 0
 	for _, t := range all {
 		if t.Locked {

@@ -176,6 +176,9 @@ func (s *Site) learn(ctx context.Context) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for _, o := range all.Objects {
+		s.ids[o.Name] = o.ID
+	}
 	s.settle(edges, children)
 	return nil
 }

@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"github.com/tidings/tidings/client"
-	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/ops/load"
 )
 
 const (
@@ -40,6 +40,7 @@ type world struct {
 	edges    []edgeKind
 	children []childKind
 
+	ids     map[string]string                             // by object: the form of its ids
 	newest  map[string]int64                              // by parent object: the number of threads opened
 	threads map[string]map[client.ID]client.ChildSettings // by kind and object
 	known   map[string][]client.Child                     // by kind: recent children that exist
@@ -48,18 +49,21 @@ type world struct {
 }
 
 func newWorld(cfg Config) *world {
-	return &world{rnd: newRand(cfg.Seed), users: cfg.Users, newest: make(map[string]int64),
+	return &world{rnd: newRand(cfg.Seed), users: cfg.Users, ids: make(map[string]string), newest: make(map[string]int64),
 		threads: make(map[string]map[client.ID]client.ChildSettings),
 		known:   make(map[string][]client.Child), linked: make(map[string][]pair)}
 }
 
-// skewed returns a number from 1 to n, low numbers more often.
-func (w *world) skewed(n int, skew float64) client.ID {
-	return event.IDOf(1 + min(int(math.Pow(w.rnd.Float64(), skew)*float64(n)), n-1))
+// id returns the n-th id of an object.
+func (w *world) id(object string, n int64) client.ID { return load.ID(w.ids[object], n) }
+
+// skewed returns an id of the object, from the first to the n-th, the first ones more often.
+func (w *world) skewed(object string, n int, skew float64) client.ID {
+	return w.id(object, int64(1+min(int(math.Pow(w.rnd.Float64(), skew)*float64(n)), n-1)))
 }
 
 // author returns the user who acts. Some users act more often.
-func (w *world) author() client.ID { return w.skewed(w.users, 1.5) }
+func (w *world) author() client.ID { return w.skewed(user, w.users, 1.5) }
 
 // target returns the object of an act. Few users are popular. Among threads it prefers the newest
 // ones and the hot one.
@@ -67,13 +71,13 @@ func (w *world) target(object string) client.ID {
 	newest, threads := w.newest[object]
 	switch {
 	case object == user:
-		return w.skewed(w.users, 3)
+		return w.skewed(object, w.users, 3)
 	case !threads:
-		return w.skewed(max(w.users/6, 3), 2)
+		return w.skewed(object, max(w.users/6, 3), 2)
 	case newest >= hotEvery && w.rnd.Float64() < hotShare:
-		return event.IDOf(newest - newest%hotEvery)
+		return w.id(object, newest-newest%hotEvery)
 	}
-	return event.IDOf(max(newest-int64(w.rnd.ExpFloat64()*4), 1))
+	return w.id(object, max(newest-int64(w.rnd.ExpFloat64()*4), 1))
 }
 
 // open returns a target whose thread accepts children, as far as the site knows.

@@ -19,7 +19,7 @@ import (
 
 // ChildSpec says which children to generate.
 type ChildSpec struct {
-	Objects  int64 // parents, with the ids 1 to Objects
+	Objects  int64 // parents
 	Children int64 // in total
 	Seed     uint64
 }
@@ -269,11 +269,14 @@ func (t *Children) Child(i int) PlannedChild {
 	}
 	return PlannedChild{
 		Parent:     int(t.parent[i]),
-		AuthorID:   client.IDOf(1 + author),
+		AuthorID:   ID(t.kind.AuthorIDs, 1+author),
 		Body:       words(rnd, min(1+int(math.Exp(2.5+0.9*rnd.NormFloat64())), maxWords)),
 		Attributes: t.kind.Attributes.Generate(rnd),
 	}
 }
+
+// id returns the id of an object, from 0.
+func (t *Children) id(object int) client.ID { return ID(t.kind.ParentIDs, int64(object)+1) }
 
 // content returns the body of the request that creates child i, without its parent.
 func (t *Children) content(i int) newChild {
@@ -346,7 +349,7 @@ func (r *childRun) create(ctx context.Context, i int, done chan struct{}) (time.
 	}
 	s := r.t.spec
 	key := fmt.Sprintf("load-%d-%d-%d-%d", s.Seed, s.Objects, s.Children, i)
-	path := fmt.Sprintf("/v1/%s/%d/%s", r.t.kind.Parents, r.t.object[i]+1, r.t.kind.Plural)
+	path := fmt.Sprintf("/v1/%s/%s/%s", r.t.kind.Parents, r.t.id(int(r.t.object[i])), r.t.kind.Plural)
 	var made map[string]any
 	resp, refused, after, err := r.l.request(ctx, http.MethodPost, path, c, &made, client.IdempotencyKey(key))
 	switch {
@@ -423,9 +426,9 @@ func (r *childRun) change(ctx context.Context, method, path string, about client
 // settingsPath returns the path of the settings of an object's thread.
 func (r *childRun) settingsPath(object int) string {
 	if r.t.kind.Name == "comment" {
-		return fmt.Sprintf("/v1/posts/%d/thread", object+1) // this path is older than kinds
+		return fmt.Sprintf("/v1/posts/%s/thread", r.t.id(object)) // this path is older than kinds
 	}
-	return fmt.Sprintf("/v1/%s/%d/%s/settings", r.t.kind.Parents, object+1, r.t.kind.Plural)
+	return fmt.Sprintf("/v1/%s/%s/%s/settings", r.t.kind.Parents, r.t.id(object), r.t.kind.Plural)
 }
 
 // setAll sets the settings of threads: in the first phase without locks, in the last phase with

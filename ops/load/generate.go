@@ -13,17 +13,17 @@ import (
 	"sort"
 	"strconv"
 	"strings"
-
-	"github.com/tidings/tidings/client"
 )
 
 // Spec says which graph to generate.
 type Spec struct {
-	Origins int64 // objects from which edges lead, with the ids 1 to Origins
-	Targets int64 // objects to which edges lead, with the ids 1 to Targets
+	Origins int64 // objects from which edges lead
+	Targets int64 // objects to which edges lead
 	NoSelf  bool  // true: no edge leads from an id to itself
 	Edges   int64 // distinct
 	Seed    uint64
+
+	FromIDs, ToIDs string // the forms of the ids; see ID
 }
 
 // maxObjects limits the generator's memory: it keeps 16 bytes per origin and per target.
@@ -33,7 +33,8 @@ const maxObjects = 50_000_000
 // of its objects. If both ends are of the same object, it is "users=N,edges=M,seed=S". The default
 // of seed is 1.
 func (k *Kinds) EdgeSpec(e EdgeKind, s string) (Spec, error) {
-	from, to := k.plural(e.From), k.plural(e.To)
+	from, _ := k.object(e.From)
+	to, _ := k.object(e.To)
 	keys := []string{from, to, "edges"}
 	if from == to {
 		keys = keys[1:]
@@ -42,7 +43,8 @@ func (k *Kinds) EdgeSpec(e EdgeKind, s string) (Spec, error) {
 	if err != nil {
 		return Spec{}, err
 	}
-	spec := Spec{Origins: int64(v[from]), Targets: int64(v[to]), NoSelf: e.NoSelf(), Edges: int64(v["edges"]), Seed: v["seed"]}
+	spec := Spec{Origins: int64(v[from]), Targets: int64(v[to]), NoSelf: e.NoSelf(), Edges: int64(v["edges"]), Seed: v["seed"],
+		FromIDs: e.FromIDs, ToIDs: e.ToIDs}
 	return spec, spec.validate(from, to)
 }
 
@@ -135,7 +137,7 @@ func Generate(spec Spec) iter.Seq[Edge] {
 				}
 			}
 			for _, to := range targets {
-				if !yield(Edge{From: client.IDOf(from + 1), To: client.IDOf(to + 1)}) {
+				if !yield(Edge{From: ID(spec.FromIDs, int64(from+1)), To: ID(spec.ToIDs, int64(to+1))}) {
 					return
 				}
 			}

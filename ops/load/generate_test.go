@@ -1,6 +1,7 @@
 package load
 
 import (
+	"regexp"
 	"slices"
 	"strconv"
 	"testing"
@@ -87,15 +88,15 @@ func TestAnotherSeedIsAnotherGraph(t *testing.T) {
 }
 
 func TestSpecOfEdges(t *testing.T) {
-	all := &Kinds{Objects: []struct{ Name, Plural string }{{"user", "users"}, {"post", "posts"}}}
-	pin := EdgeKind{Name: "pin", From: "user", To: "post"}
+	all := &Kinds{Objects: []struct{ Name, Plural, ID string }{{"user", "users", "string"}, {"post", "posts", "uuid"}}}
+	pin := EdgeKind{Name: "pin", From: "user", To: "post", ToIDs: "uuid"}
 	for _, c := range []struct {
 		kind EdgeKind
 		spec string
 		want Spec // zero for an error
 	}{
 		{follows, "users=10,edges=20,seed=3", graph(10, 20, 3)},
-		{pin, "users=10,posts=5,edges=50", Spec{Origins: 10, Targets: 5, Edges: 50, Seed: 1}},
+		{pin, "users=10,posts=5,edges=50", Spec{Origins: 10, Targets: 5, Edges: 50, Seed: 1, ToIDs: "uuid"}},
 		{EdgeKind{From: "user", To: "user", Self: true}, "users=1,edges=1", Spec{Origins: 1, Targets: 1, Edges: 1, Seed: 1}},
 		{kind: pin, spec: "users=10,posts=5,edges=51"},
 		{kind: pin, spec: "users=10,edges=1"},
@@ -112,6 +113,30 @@ func TestSpecOfEdges(t *testing.T) {
 		if (err != nil) != (c.want == Spec{}) || err == nil && got != c.want {
 			t.Errorf("%s of %+v: %+v, %v, want %+v", c.spec, c.kind, got, err, c.want)
 		}
+	}
+}
+
+func TestGeneratedIDsHaveTheFormOfTheirObject(t *testing.T) {
+	all := &Kinds{Objects: []struct{ Name, Plural, ID string }{{"user", "users", "uuid"}, {"post", "posts", "integer"}},
+		Edges: []EdgeKind{{Name: "pin", From: "user", To: "post"}}, Children: []ChildKind{{Name: "note", Plural: "notes", Parent: "user"}}}
+	uuids, integers := regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`), regexp.MustCompile(`^[1-9][0-9]*$`)
+	pin, _ := all.Edge("pin")
+	spec, err := all.EdgeSpec(pin, "users=10,posts=5,edges=50")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[Edge]bool{}
+	for e := range Generate(spec) {
+		seen[e] = true
+		if !uuids.MatchString(string(e.From)) || !integers.MatchString(string(e.To)) {
+			t.Errorf("%+v", e)
+		}
+	}
+	note, _ := all.Child("note")
+	plan := GenerateChildren(note, ChildSpec{Objects: 3, Children: 20, Seed: 1})
+	if author, parent := plan.Child(7).AuthorID, plan.id(2); len(seen) != 50 || !uuids.MatchString(string(author)) ||
+		parent != "00000000-0000-4000-8000-000000000003" {
+		t.Errorf("%d edges, author %s, parent %s", len(seen), author, parent)
 	}
 }
 

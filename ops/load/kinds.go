@@ -9,11 +9,13 @@ import (
 	"net/http"
 	"slices"
 	"time"
+
+	"github.com/tidings/tidings/client"
 )
 
 // Kinds are the kinds of the API.
 type Kinds struct {
-	Objects  []struct{ Name, Plural string }
+	Objects  []struct{ Name, Plural, ID string } // ID is the form of the object's ids
 	Edges    []EdgeKind
 	Children []ChildKind
 }
@@ -23,6 +25,8 @@ type EdgeKind struct {
 	Name, Plural, From, To string
 	Self                   bool
 	Attributes             Schema
+
+	FromIDs, ToIDs string `json:"-"` // the forms of the ids of From and To
 }
 
 // ChildKind is a kind of children.
@@ -32,7 +36,16 @@ type ChildKind struct {
 	OnePerAuthor         bool `json:"one_per_author"`
 	Attributes           Schema
 
-	Parents string `json:"-"` // the plural of Parent
+	Parents              string `json:"-"` // the plural of Parent
+	ParentIDs, AuthorIDs string `json:"-"` // the forms of the ids of Parent and of authors
+}
+
+// ID returns the n-th id that a generator uses, from 1, of this form.
+func ID(form string, n int64) client.ID {
+	if form == "uuid" {
+		return client.ID(fmt.Sprintf("00000000-0000-4000-8000-%012d", n))
+	}
+	return client.IDOf(n)
 }
 
 // NoSelf reports whether edges of the kind cannot lead from an id to the same id.
@@ -104,7 +117,10 @@ func (k *Kinds) Edge(name string) (EdgeKind, bool) {
 	if i < 0 {
 		return EdgeKind{}, false
 	}
-	return k.Edges[i], true
+	e := k.Edges[i]
+	_, e.FromIDs = k.object(e.From)
+	_, e.ToIDs = k.object(e.To)
+	return e, true
 }
 
 // Child returns the kind of children with this name.
@@ -114,18 +130,19 @@ func (k *Kinds) Child(name string) (ChildKind, bool) {
 		return ChildKind{}, false
 	}
 	c := k.Children[i]
-	c.Parents = k.plural(c.Parent)
+	c.Parents, c.ParentIDs = k.object(c.Parent)
+	_, c.AuthorIDs = k.object("user")
 	return c, true
 }
 
-// plural returns the plural of an object.
-func (k *Kinds) plural(object string) string {
+// object returns the plural of an object, and the form of its ids.
+func (k *Kinds) object(name string) (plural, ids string) {
 	for _, o := range k.Objects {
-		if o.Name == object {
-			return o.Plural
+		if o.Name == name {
+			return o.Plural, o.ID
 		}
 	}
-	return ""
+	return "", ""
 }
 
 // Kinds reads the kinds from the API, and retries as Run does. It needs the role read.

@@ -715,7 +715,7 @@ func equalEdges(c client, m *kindModel, rng *rand.Rand, set *kinds.Set, k kinds.
 	if reverse {
 		of, other, list = other, of, k.Reverse
 	}
-	at := fmt.Sprintf("/v1/%s/%s/", set.Objects[of], object)
+	at := fmt.Sprintf("/v1/%s/%s/", set.Objects[of].Plural, object)
 	same := func(path string, want []edgeRow) error {
 		raw, _, err := walk[json.RawMessage](c, path, 1+rng.IntN(20), nil)
 		if err != nil {

@@ -34,7 +34,7 @@ func (l *lane) summaryPath(k kinds.Child, object event.ID) string {
 }
 
 func (l *lane) underPath(k kinds.Child, object event.ID) string {
-	return fmt.Sprintf("/v1/%s/%s/%s", l.kinds.Objects[k.Parent], object, k.Plural)
+	return fmt.Sprintf("/v1/%s/%s/%s", l.kinds.Objects[k.Parent].Plural, object, k.Plural)
 }
 
 func onePath(k kinds.Child, id string) string { return "/v1/" + k.Plural + "/" + id }

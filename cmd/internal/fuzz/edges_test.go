@@ -251,7 +251,7 @@ func (l *lane) removeEdges() error {
 		body["direction"] = direction
 	}
 	actor := l.actor()
-	a, err := l.call(http.MethodPost, fmt.Sprintf("/v1/%s/%s:remove-edges", l.kinds.Objects[object], id), encode(body),
+	a, err := l.call(http.MethodPost, fmt.Sprintf("/v1/%s/%s:remove-edges", l.kinds.Objects[object].Plural, id), encode(body),
 		"Tidings-Actor: "+actor)
 	if err == nil {
 		err = a.expect(http.StatusAccepted, "")

@@ -167,7 +167,7 @@ func (l *lane) edgeList() page {
 	if of == kinds.Author {
 		object = l.user()
 	}
-	path := fmt.Sprintf("/v1/%s/%s/%s", l.kinds.Objects[of], object, name)
+	path := fmt.Sprintf("/v1/%s/%s/%s", l.kinds.Objects[of].Plural, object, name)
 	if attribute, ok := k.Filter(); ok && reverse && l.chance(2) {
 		filter = pick(l, k.Attributes[attribute].Enum...).(string)
 		path += "?" + attribute + "=" + filter

@@ -51,7 +51,7 @@ func (l *lane) counts(v view, headers []string) error {
 		}
 		return l.object()
 	}
-	plural := l.kinds.Objects[object]
+	plural := l.kinds.Plural(object)
 	if l.rng.IntN(2) == 0 {
 		of := id()
 		a, err := l.call(http.MethodGet, fmt.Sprintf("/v1/%s/%s/counts", plural, of), "", headers...)
@@ -186,7 +186,7 @@ func (l *lane) checkObjects(v view, headers []string) error {
 		ids, items = append(ids, id.String()), append(items, map[string]any{"id": id.String(), "edges": edges})
 	}
 	body["user_id"], body["ids"] = from.String(), ids
-	a, err := l.call(http.MethodPost, "/v1/"+l.kinds.Objects[to]+":check", encode(body), headers...)
+	a, err := l.call(http.MethodPost, "/v1/"+l.kinds.Plural(to)+":check", encode(body), headers...)
 	if err != nil {
 		return err
 	}

@@ -185,7 +185,7 @@ func (f idForm) follows(int, int) request {
 
 // childrenUnder returns requests that create children under random objects by random authors.
 func (f idForm) childrenUnder(k kinds.Child, objects int64) func(client, n int) request {
-	under, attributes := "/v1/"+kinds.Builtin().Objects[k.Parent]+"/", ""
+	under, attributes := "/v1/"+kinds.Builtin().Objects[k.Parent].Plural+"/", ""
 	if values := required(k.Attributes); values != "{}" {
 		attributes = `,"attributes":` + values
 	}

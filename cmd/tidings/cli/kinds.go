@@ -33,6 +33,7 @@ type listedKind struct {
 	Parent    string   `json:"parent,omitempty"`
 	Has       []string `json:"has"` // capabilities and attributes
 	BuiltIn   bool     `json:"built_in"`
+	Changed   bool     `json:"changed,omitempty"` // a built-in kind that the file changes
 }
 
 // kindsVersion is a line of `tidings kinds history --json`.
@@ -80,9 +81,10 @@ func (p Process) kindsApplyCommand() *cobra.Command {
 		short: "Put the kinds of a file in force, beside the built-in ones",
 		long: `Apply checks the whole file, creates the tables of new kinds in both databases, and puts the file in
 force. Processes use it within five seconds, without a restart. Apply removes kinds that the file
-does not name, and asks for confirmation first. It refuses a change that would reinterpret existing
-rows, and prints the reason. "-" reads the file from stdin. docs/kinds.md describes the file. After
-a failure, run the same command again: it completes the change.`,
+does not name, and asks for confirmation first. Built-in kinds are as the file changes them, or else
+as built in. Apply refuses a change that would reinterpret existing rows, and prints the reason. "-"
+reads the file from stdin. docs/kinds.md describes the file. After a failure, run the same command
+again: it completes the change.`,
 		args: exactArgs(1), name: "kinds", needs: needDatabases, json: oneObject,
 		actor: &r.Actor, reason: &r.Reason, dryRun: &r.DryRun, destructive: true,
 		check: func(s *session, args []string) (err error) {
@@ -203,7 +205,10 @@ func (p Process) kindsListCommand() *cobra.Command {
 				if k.Archetype == "edge" {
 					of = k.From + " → " + k.To
 				}
-				if k.BuiltIn {
+				switch {
+				case k.Changed:
+					from = "built in, changed"
+				case k.BuiltIn:
 					from = "built in"
 				}
 				rows = append(rows, []string{k.Name, k.Archetype, k.Plural, of, strings.Join(k.Has, ", "), from})
@@ -215,16 +220,18 @@ func (p Process) kindsListCommand() *cobra.Command {
 
 // listed returns the kinds, sorted by archetype and name.
 func listed(s *kinds.Set) []listedKind {
-	added := s.Without(kinds.Builtin())
+	builtIn, stated := kinds.Builtin(), s.Without(kinds.Builtin())
 	all := []listedKind{}
 	for _, e := range s.AllEdges() {
-		_, ours := added.Edge(e.Name)
-		all = append(all, listedKind{Name: e.Name, Archetype: "edge", Plural: e.Plural, From: e.From, To: e.To, BuiltIn: !ours,
-			Has: capabilities(e.Attributes, map[string]bool{"self": e.Self, "partitions": e.Partitions > 0})})
+		old := builtIn.Has(e.Name)
+		all = append(all, listedKind{Name: e.Name, Archetype: "edge", Plural: e.Plural, From: e.From, To: e.To, BuiltIn: old,
+			Changed: old && stated.Has(e.Name),
+			Has:     capabilities(e.Attributes, map[string]bool{"self": e.Self, "partitions": e.Partitions > 0})})
 	}
 	for _, ch := range s.AllChildren() {
-		_, ours := added.Child(ch.Name)
-		all = append(all, listedKind{Name: ch.Name, Archetype: "child", Plural: ch.Plural, Parent: ch.Parent, BuiltIn: !ours,
+		old := builtIn.Has(ch.Name)
+		all = append(all, listedKind{Name: ch.Name, Archetype: "child", Plural: ch.Plural, Parent: ch.Parent, BuiltIn: old,
+			Changed: old && stated.Has(ch.Name),
 			Has: capabilities(ch.Attributes, map[string]bool{"threaded": ch.Threaded, "moderated": ch.Moderated,
 				"one_per_author": ch.OnePerAuthor, "partitions": ch.Partitions > 0})})
 	}
@@ -255,7 +262,7 @@ func (p Process) kindsShowCommand() *cobra.Command {
 			if err != nil {
 				return nil, err
 			}
-			one := kinds.Set{Objects: map[string]string{}}
+			one := kinds.Set{Objects: map[string]kinds.Object{}}
 			if e, ok := now.Edge(args[0]); ok {
 				one.Edges = map[string]kinds.Edge{e.Name: e}
 				one.Objects[e.From], one.Objects[e.To] = now.Objects[e.From], now.Objects[e.To]

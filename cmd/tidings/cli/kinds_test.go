@@ -71,7 +71,7 @@ edges:
 	lines := strings.Split(strings.TrimSpace(stdout), "\n")
 	var review listedKind
 	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &review); err != nil || len(lines) != 8 || review.Parent != "product" ||
-		!review.BuiltIn || strings.Join(review.Has, " ") != "one_per_author rating" {
+		!review.BuiltIn || strings.Join(review.Has, " ") != "moderated one_per_author rating" {
 		t.Errorf("%d lines, %+v, %v", len(lines), review, err)
 	}
 
@@ -80,7 +80,7 @@ edges:
 	code, _, stderr := run(t, env, "", "kinds", "apply", file)
 	if want := "kinds.yaml is not a file of kinds:\nline 2: edges.play.to: the object \"tune\" does not exist: add it to objects\n" +
 		"line 3: " +
-		"edges.like: is built in and cannot be changed; give the new one another name\n"; code != exitInput ||
+		"edges.like.plural: likes is built in and cannot be changed to loves, because clients have it compiled in\n"; code != exitInput ||
 		!strings.Contains(stderr, want) {
 		t.Errorf("exit code %d, %s", code, stderr)
 	}
@@ -109,5 +109,23 @@ edges:
 	if _, stdout, _ = run(t, env, "", "kinds", "history", "--json"); json.Unmarshal([]byte(stdout), &v) != nil || v.Actor != "ann" ||
 		v.Reason != "music" || len(v.Changes) != 2 {
 		t.Errorf("%s", stdout)
+	}
+}
+
+func TestAListOfKindsMarksThoseThatAFileChanges(t *testing.T) {
+	got := map[string][2]bool{}
+	for _, k := range listed(testkit.Kinds(t, `
+edges:
+  follow: {partitions: 16}
+  play: {plural: plays, from: user, to: post, forward: plays, reverse: players}
+children: {comment: {}, review: {moderated: true, attributes: {mood: {type: string}}}}
+`)) {
+		got[k.Name] = [2]bool{k.BuiltIn, k.Changed}
+	}
+	for name, want := range map[string][2]bool{"follow": {true, true}, "play": {}, "like": {true, false}, "comment": {true, false},
+		"review": {true, true}} {
+		if got[name] != want {
+			t.Errorf("%s: built in, changed are %v, want %v", name, got[name], want)
+		}
 	}
 }

@@ -1173,7 +1173,7 @@ export type Message = {
     conversation_id: string;
     created_at: string;
     message_id: string;
-    state: 'VISIBLE' | 'DELETED' | 'ERASED';
+    state: 'VISIBLE' | 'PENDING' | 'HIDDEN' | 'REMOVED' | 'DELETED' | 'ERASED';
     updated_at: string;
     /**
      * Rises by one with each change; also the ETag.
@@ -1267,6 +1267,66 @@ export type MessagePage = {
      * The cursor of the previous page, in the orders oldest and newest; absent on the first page.
      */
     prev?: string;
+    thread: MessageThreadState;
+};
+
+export type MessageSettings = {
+    /**
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+     */
+    conversation_id: string;
+    /**
+     * True if the thread takes no new messages.
+     */
+    locked: boolean;
+    /**
+     * True if new messages start pending.
+     */
+    premoderated: boolean;
+    title?: string;
+    /**
+     * Absent before the first change.
+     */
+    updated_at?: string;
+    /**
+     * Rises by one with each change; also the ETag. 0 before the first change.
+     */
+    version: number;
+};
+
+export type MessageSettingsVersion = {
+    /**
+     * The actor of the change, or the word unrecorded if only the result is known. Absent from a version of a child that shows no author.
+     */
+    actor?: string;
+    /**
+     * When the change was made.
+     */
+    at: string;
+    settings: MessageSettings;
+    /**
+     * The version of the object; rises by one with each change.
+     */
+    version: number;
+    /**
+     * The id of this record, unique within its kind.
+     */
+    version_id: string;
+    /**
+     * LATEST: the current version. DELETED: the last version of a deleted object. ARCHIVED: a later version follows.
+     */
+    version_state: 'LATEST' | 'ARCHIVED' | 'DELETED';
+};
+
+export type MessageSettingsVersions = {
+    /**
+     * Newest first.
+     */
+    items: Array<MessageSettingsVersion>;
+    /**
+     * The cursor of the next page; absent on the last page.
+     */
+    next?: string;
 };
 
 export type MessageSummary = {
@@ -1282,6 +1342,7 @@ export type MessageSummary = {
      * When the newest visible message was written; absent if none is visible.
      */
     last_activity_at?: string;
+    thread: MessageThreadState;
     /**
      * The number of messages ever written, deleted ones included.
      */
@@ -1290,6 +1351,25 @@ export type MessageSummary = {
      * The number of visible messages.
      */
     visible: number;
+};
+
+export type MessageThreadState = {
+    /**
+     * True if the thread takes no new messages.
+     */
+    locked: boolean;
+    /**
+     * True if new messages start pending.
+     */
+    premoderated: boolean;
+    /**
+     * Absent if there is none.
+     */
+    title?: string;
+    /**
+     * The version of the settings; 0 before the first change.
+     */
+    version: number;
 };
 
 export type MessageVersion = {
@@ -1366,6 +1446,10 @@ export type ObjectIds = {
 };
 
 export type ObjectKind = {
+    /**
+     * The form of its ids: string is any id, integer a decimal number, uuid a UUID in lower case.
+     */
+    id: 'string' | 'integer' | 'uuid';
     name: string;
     /**
      * The name in paths.
@@ -1573,7 +1657,7 @@ export type Problem = {
     /**
      * The current entity, if its version or state did not match.
      */
-    current?: Comment | ThreadSettings | Message | Review | Membership;
+    current?: Comment | ThreadSettings | Message | MessageSettings | Review | ReviewSettings | Membership;
     /**
      * What is wrong with this request.
      */
@@ -1717,7 +1801,7 @@ export type Review = {
      */
     product_id: string;
     review_id: string;
-    state: 'VISIBLE' | 'DELETED' | 'ERASED';
+    state: 'VISIBLE' | 'PENDING' | 'HIDDEN' | 'REMOVED' | 'DELETED' | 'ERASED';
     updated_at: string;
     /**
      * Rises by one with each change; also the ETag.
@@ -1823,6 +1907,66 @@ export type ReviewPage = {
      * The cursor of the previous page, in the orders oldest and newest; absent on the first page.
      */
     prev?: string;
+    thread: ReviewThreadState;
+};
+
+export type ReviewSettings = {
+    /**
+     * True if the thread takes no new reviews.
+     */
+    locked: boolean;
+    /**
+     * True if new reviews start pending.
+     */
+    premoderated: boolean;
+    /**
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+     */
+    product_id: string;
+    title?: string;
+    /**
+     * Absent before the first change.
+     */
+    updated_at?: string;
+    /**
+     * Rises by one with each change; also the ETag. 0 before the first change.
+     */
+    version: number;
+};
+
+export type ReviewSettingsVersion = {
+    /**
+     * The actor of the change, or the word unrecorded if only the result is known. Absent from a version of a child that shows no author.
+     */
+    actor?: string;
+    /**
+     * When the change was made.
+     */
+    at: string;
+    settings: ReviewSettings;
+    /**
+     * The version of the object; rises by one with each change.
+     */
+    version: number;
+    /**
+     * The id of this record, unique within its kind.
+     */
+    version_id: string;
+    /**
+     * LATEST: the current version. DELETED: the last version of a deleted object. ARCHIVED: a later version follows.
+     */
+    version_state: 'LATEST' | 'ARCHIVED' | 'DELETED';
+};
+
+export type ReviewSettingsVersions = {
+    /**
+     * Newest first.
+     */
+    items: Array<ReviewSettingsVersion>;
+    /**
+     * The cursor of the next page; absent on the last page.
+     */
+    next?: string;
 };
 
 export type ReviewSummary = {
@@ -1838,6 +1982,7 @@ export type ReviewSummary = {
      * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     product_id: string;
+    thread: ReviewThreadState;
     /**
      * The number of reviews ever written, deleted ones included.
      */
@@ -1846,6 +1991,25 @@ export type ReviewSummary = {
      * The number of visible reviews.
      */
     visible: number;
+};
+
+export type ReviewThreadState = {
+    /**
+     * True if the thread takes no new reviews.
+     */
+    locked: boolean;
+    /**
+     * True if new reviews start pending.
+     */
+    premoderated: boolean;
+    /**
+     * Absent if there is none.
+     */
+    title?: string;
+    /**
+     * The version of the settings; 0 before the first change.
+     */
+    version: number;
 };
 
 export type ReviewVersion = {
@@ -3251,6 +3415,10 @@ export type CreateMessageErrors = {
      */
     408: Problem;
     /**
+     * `thread-locked`: The thread is locked and takes no messages.
+     */
+    409: Problem;
+    /**
      * `request-too-large`: The request's body is too large.
      */
     413: Problem;
@@ -3292,6 +3460,249 @@ export type CreateMessageResponses = {
 };
 
 export type CreateMessageResponse = CreateMessageResponses[keyof CreateMessageResponses];
+
+export type GetMessageSettingsData = {
+    body?: never;
+    headers?: {
+        /**
+         * An ETag: the answer is 304 if it is still current.
+         */
+        'If-None-Match'?: string;
+    };
+    path: {
+        /**
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+         */
+        conversation_id: string;
+    };
+    query?: never;
+    url: '/v1/conversations/{conversation_id}/messages/settings';
+};
+
+export type GetMessageSettingsErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type GetMessageSettingsError = GetMessageSettingsErrors[keyof GetMessageSettingsErrors];
+
+export type GetMessageSettingsResponses = {
+    /**
+     * OK
+     */
+    200: MessageSettings;
+};
+
+export type GetMessageSettingsResponse = GetMessageSettingsResponses[keyof GetMessageSettingsResponses];
+
+export type PutMessageSettingsData = {
+    body: SettingsPutInputBody;
+    headers?: {
+        /**
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
+         */
+        'Tidings-Actor'?: string;
+        /**
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
+         */
+        traceparent?: string;
+        /**
+         * The ETag of the version to change, or *. Required after the first change.
+         */
+        'If-Match'?: string;
+        /**
+         * *: only if the settings were never changed, otherwise 412.
+         */
+        'If-None-Match'?: string;
+    };
+    path: {
+        /**
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+         */
+        conversation_id: string;
+    };
+    query?: never;
+    url: '/v1/conversations/{conversation_id}/messages/settings';
+};
+
+export type PutMessageSettingsErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `version-stale`: The version in If-Match is not the current one; current shows it.
+     */
+    412: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
+     */
+    415: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `if-match-missing`: The request needs If-Match with the version to change.
+     */
+    428: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type PutMessageSettingsError = PutMessageSettingsErrors[keyof PutMessageSettingsErrors];
+
+export type PutMessageSettingsResponses = {
+    /**
+     * OK
+     */
+    200: MessageSettings;
+};
+
+export type PutMessageSettingsResponse = PutMessageSettingsResponses[keyof PutMessageSettingsResponses];
+
+export type ListMessageSettingsVersionsData = {
+    body?: never;
+    path: {
+        /**
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+         */
+        conversation_id: string;
+    };
+    query?: {
+        /**
+         * At most this many items.
+         */
+        limit?: number;
+        /**
+         * The value of next, or of prev if there is one, in another page of this list.
+         */
+        cursor?: string;
+    };
+    url: '/v1/conversations/{conversation_id}/messages/settings/versions';
+};
+
+export type ListMessageSettingsVersionsErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `not-found`: The resource does not exist.
+     */
+    404: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type ListMessageSettingsVersionsError = ListMessageSettingsVersionsErrors[keyof ListMessageSettingsVersionsErrors];
+
+export type ListMessageSettingsVersionsResponses = {
+    /**
+     * OK
+     */
+    200: MessageSettingsVersions;
+};
+
+export type ListMessageSettingsVersionsResponse = ListMessageSettingsVersionsResponses[keyof ListMessageSettingsVersionsResponses];
 
 export type GetMessageSummaryData = {
     body?: never;
@@ -5965,6 +6376,103 @@ export type EditMessageResponses = {
 
 export type EditMessageResponse = EditMessageResponses[keyof EditMessageResponses];
 
+export type ModerateMessageData = {
+    body: ModerateInputBody;
+    headers?: {
+        /**
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
+         */
+        'Tidings-Actor'?: string;
+        /**
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
+         */
+        traceparent?: string;
+        /**
+         * Required: the ETag of the version to decide on, or *.
+         */
+        'If-Match'?: string;
+    };
+    path: {
+        message_id: string;
+    };
+    query?: never;
+    url: '/v1/messages/{message_id}/moderation';
+};
+
+export type ModerateMessageErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `not-found`: The resource does not exist.
+     */
+    404: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `child-gone`: The state does not allow this change; current shows it.
+     */
+    409: Problem;
+    /**
+     * `version-stale`: The version in If-Match is not the current one; current shows it.
+     */
+    412: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
+     */
+    415: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `if-match-missing`: The request needs If-Match with the version to change.
+     */
+    428: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     * `thread-returning`: The thread is long and still returns from the shelf; retry.
+     */
+    503: Problem;
+};
+
+export type ModerateMessageError = ModerateMessageErrors[keyof ModerateMessageErrors];
+
+export type ModerateMessageResponses = {
+    /**
+     * OK
+     */
+    200: Message;
+};
+
+export type ModerateMessageResponse = ModerateMessageResponses[keyof ModerateMessageResponses];
+
 export type ListMessageVersionsData = {
     body?: never;
     path: {
@@ -6197,6 +6705,85 @@ export type ExportMessagesResponses = {
 
 export type ExportMessagesResponse = ExportMessagesResponses[keyof ExportMessagesResponses];
 
+export type ListPendingMessagesData = {
+    body?: never;
+    headers?: {
+        /**
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
+         */
+        'Tidings-Token'?: string;
+    };
+    path?: never;
+    query?: {
+        /**
+         * Only of this conversation.
+         */
+        conversation_id?: string;
+        /**
+         * At most this many items.
+         */
+        limit?: number;
+        /**
+         * The value of next, or of prev if there is one, in another page of this list.
+         */
+        cursor?: string;
+    };
+    url: '/v1/moderation/messages/pending';
+};
+
+export type ListPendingMessagesErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type ListPendingMessagesError = ListPendingMessagesErrors[keyof ListPendingMessagesErrors];
+
+export type ListPendingMessagesResponses = {
+    /**
+     * OK
+     */
+    200: MessageList;
+};
+
+export type ListPendingMessagesResponse = ListPendingMessagesResponses[keyof ListPendingMessagesResponses];
+
 export type ListPendingCommentsData = {
     body?: never;
     headers?: {
@@ -6275,6 +6862,85 @@ export type ListPendingCommentsResponses = {
 };
 
 export type ListPendingCommentsResponse = ListPendingCommentsResponses[keyof ListPendingCommentsResponses];
+
+export type ListPendingReviewsData = {
+    body?: never;
+    headers?: {
+        /**
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
+         */
+        'Tidings-Token'?: string;
+    };
+    path?: never;
+    query?: {
+        /**
+         * Only of this product.
+         */
+        product_id?: string;
+        /**
+         * At most this many items.
+         */
+        limit?: number;
+        /**
+         * The value of next, or of prev if there is one, in another page of this list.
+         */
+        cursor?: string;
+    };
+    url: '/v1/moderation/reviews/pending';
+};
+
+export type ListPendingReviewsErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type ListPendingReviewsError = ListPendingReviewsErrors[keyof ListPendingReviewsErrors];
+
+export type ListPendingReviewsResponses = {
+    /**
+     * OK
+     */
+    200: ReviewList;
+};
+
+export type ListPendingReviewsResponse = ListPendingReviewsResponses[keyof ListPendingReviewsResponses];
 
 export type ListDlqMessagesData = {
     body?: never;
@@ -7910,6 +8576,7 @@ export type CreateReviewErrors = {
      */
     408: Problem;
     /**
+     * `thread-locked`: The thread is locked and takes no reviews.
      * `already-written`: The author has already written one for this object; current and Location name it.
      */
     409: Problem;
@@ -7955,6 +8622,249 @@ export type CreateReviewResponses = {
 };
 
 export type CreateReviewResponse = CreateReviewResponses[keyof CreateReviewResponses];
+
+export type GetReviewSettingsData = {
+    body?: never;
+    headers?: {
+        /**
+         * An ETag: the answer is 304 if it is still current.
+         */
+        'If-None-Match'?: string;
+    };
+    path: {
+        /**
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+         */
+        product_id: string;
+    };
+    query?: never;
+    url: '/v1/products/{product_id}/reviews/settings';
+};
+
+export type GetReviewSettingsErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type GetReviewSettingsError = GetReviewSettingsErrors[keyof GetReviewSettingsErrors];
+
+export type GetReviewSettingsResponses = {
+    /**
+     * OK
+     */
+    200: ReviewSettings;
+};
+
+export type GetReviewSettingsResponse = GetReviewSettingsResponses[keyof GetReviewSettingsResponses];
+
+export type PutReviewSettingsData = {
+    body: SettingsPutInputBody;
+    headers?: {
+        /**
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
+         */
+        'Tidings-Actor'?: string;
+        /**
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
+         */
+        traceparent?: string;
+        /**
+         * The ETag of the version to change, or *. Required after the first change.
+         */
+        'If-Match'?: string;
+        /**
+         * *: only if the settings were never changed, otherwise 412.
+         */
+        'If-None-Match'?: string;
+    };
+    path: {
+        /**
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+         */
+        product_id: string;
+    };
+    query?: never;
+    url: '/v1/products/{product_id}/reviews/settings';
+};
+
+export type PutReviewSettingsErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `version-stale`: The version in If-Match is not the current one; current shows it.
+     */
+    412: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
+     */
+    415: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `if-match-missing`: The request needs If-Match with the version to change.
+     */
+    428: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type PutReviewSettingsError = PutReviewSettingsErrors[keyof PutReviewSettingsErrors];
+
+export type PutReviewSettingsResponses = {
+    /**
+     * OK
+     */
+    200: ReviewSettings;
+};
+
+export type PutReviewSettingsResponse = PutReviewSettingsResponses[keyof PutReviewSettingsResponses];
+
+export type ListReviewSettingsVersionsData = {
+    body?: never;
+    path: {
+        /**
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+         */
+        product_id: string;
+    };
+    query?: {
+        /**
+         * At most this many items.
+         */
+        limit?: number;
+        /**
+         * The value of next, or of prev if there is one, in another page of this list.
+         */
+        cursor?: string;
+    };
+    url: '/v1/products/{product_id}/reviews/settings/versions';
+};
+
+export type ListReviewSettingsVersionsErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `not-found`: The resource does not exist.
+     */
+    404: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type ListReviewSettingsVersionsError = ListReviewSettingsVersionsErrors[keyof ListReviewSettingsVersionsErrors];
+
+export type ListReviewSettingsVersionsResponses = {
+    /**
+     * OK
+     */
+    200: ReviewSettingsVersions;
+};
+
+export type ListReviewSettingsVersionsResponse = ListReviewSettingsVersionsResponses[keyof ListReviewSettingsVersionsResponses];
 
 export type GetReviewSummaryData = {
     body?: never;
@@ -8358,6 +9268,103 @@ export type EditReviewResponses = {
 };
 
 export type EditReviewResponse = EditReviewResponses[keyof EditReviewResponses];
+
+export type ModerateReviewData = {
+    body: ModerateInputBody;
+    headers?: {
+        /**
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
+         */
+        'Tidings-Actor'?: string;
+        /**
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
+         */
+        traceparent?: string;
+        /**
+         * Required: the ETag of the version to decide on, or *.
+         */
+        'If-Match'?: string;
+    };
+    path: {
+        review_id: string;
+    };
+    query?: never;
+    url: '/v1/reviews/{review_id}/moderation';
+};
+
+export type ModerateReviewErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `not-found`: The resource does not exist.
+     */
+    404: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `child-gone`: The state does not allow this change; current shows it.
+     */
+    409: Problem;
+    /**
+     * `version-stale`: The version in If-Match is not the current one; current shows it.
+     */
+    412: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
+     */
+    415: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `if-match-missing`: The request needs If-Match with the version to change.
+     */
+    428: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     * `thread-returning`: The thread is long and still returns from the shelf; retry.
+     */
+    503: Problem;
+};
+
+export type ModerateReviewError = ModerateReviewErrors[keyof ModerateReviewErrors];
+
+export type ModerateReviewResponses = {
+    /**
+     * OK
+     */
+    200: Review;
+};
+
+export type ModerateReviewResponse = ModerateReviewResponses[keyof ModerateReviewResponses];
 
 export type ListReviewVersionsData = {
     body?: never;
