@@ -61,7 +61,7 @@ const (
 
 // Apply puts kinds in force, beside the built-in ones. It removes kinds that the set does not have.
 //
-//	truth        ── lock ── check ── tables ────────────────────── object ── commit
+//	truth        ── lock ── check ── tables ────────────────── ids, object ── commit
 //	projections                        └── tables ── object ── commit ──┘
 //
 // The lock keeps other calls out until the end. A call that dies has changed nothing, or only the
@@ -102,6 +102,10 @@ func apply(ctx context.Context, d Databases, r Request, step func(name string) e
 			return err
 		}
 		if err := step("truth object"); err != nil {
+			return err
+		}
+		// Writers of a kind with other ids wait from here on, so not for the projections.
+		if err := run(ctx, tx, Truth.narrow(to)); err != nil {
 			return err
 		}
 		if done.Version, err = Truth.put(ctx, tx, r, now, to); err != nil {
@@ -177,7 +181,11 @@ func (w Database) recreateTables(ctx context.Context, tx pgx.Tx, from, to *Set) 
 		}
 		all = append(all, w.drop(c.Kind, plural)...)
 	}
-	for _, s := range append(all, w.MakeTables(to)...) {
+	return run(ctx, tx, append(all, w.makeTables(to)...))
+}
+
+func run(ctx context.Context, tx pgx.Tx, all []Statement) error {
+	for _, s := range all {
 		if _, err := tx.Exec(ctx, s.SQL, s.Args...); err != nil {
 			return fmt.Errorf("%s: %w", s.What, err)
 		}

@@ -28,6 +28,7 @@ type database struct {
 	table        *versioned.Table[stored]
 	makeEdges    func(Edge) []Statement
 	makeChildren func(Child) []Statement
+	narrow       func(*Set) []Statement // sets the constraints of ids
 	drop         func(name, plural string) []Statement
 	rows         []tableRows
 }
@@ -36,12 +37,12 @@ type database struct {
 // event's kind.
 var (
 	Truth Database = &database{"kinds", versioned.New[stored](definition("kinds", "object_version_id")), truthEdges,
-		truthChildren, truthDrop, []tableRows{
+		truthChildren, truthNarrow, truthDrop, []tableRows{
 			{"edges", "kind"}, {"children", "kind"}, {"children_archive", "kind"}, {"threads", "kind"},
 			{"outbox_messages", "aggregate_type"}, {"outbox_messages_dlq", "aggregate_type"},
 			{"outbox_messages_archive", "aggregate_type"}}}
 	Projections Database = &database{"projection_kinds", versioned.New[stored](definition("projection_kinds", "history_version_id")),
-		historyOfEdges, historyOfChildren, historyDrop, []tableRows{
+		historyOfEdges, historyOfChildren, noIDs, historyDrop, []tableRows{
 			{"consumer_dead_letters", "aggregate_type"}}}
 )
 

@@ -14,9 +14,10 @@ type Statement struct {
 }
 
 // MakeTables returns the statements that make the missing tables of every kind of the set in that
-// database.
-func (w Database) MakeTables(s *Set) []Statement {
-	var all []Statement
+// database, with the constraints of their ids.
+func (w Database) MakeTables(s *Set) []Statement { return append(w.makeTables(s), w.narrow(s)...) }
+
+func (w Database) makeTables(s *Set) (all []Statement) {
 	for _, e := range s.AllEdges() {
 		all = append(all, w.makeEdges(e)...)
 	}
@@ -35,21 +36,32 @@ func (w Database) StoredSQL() string {
 
 func truthEdges(e Edge) []Statement {
 	return []Statement{{"make the tables of the edges " + e.Name, `SELECT make_edge_kind($1, $2, $3, $4, $5, $6)`,
-		[]any{e.Name, e.Plural, e.Ends[0], e.Ends[1], !e.NoSelf(), e.Partitions}}, narrow(e.Name, e.FromIDs, e.ToIDs)}
+		[]any{e.Name, e.Plural, e.Ends[0], e.Ends[1], !e.NoSelf(), e.Partitions}}}
 }
 
 func truthChildren(c Child) []Statement {
 	n := c.Names()
 	return []Statement{{"make the tables of the children " + c.Name, `SELECT make_child_kind($1, $2, $3, $4, $5, $6, $7)`,
-		[]any{c.Name, c.Plural, n.ID, n.Parent, c.Threaded, c.OnePerAuthor, c.Partitions}}, narrow(c.Name, c.ParentIDs, c.AuthorIDs)}
+		[]any{c.Name, c.Plural, n.ID, n.Parent, c.Threaded, c.OnePerAuthor, c.Partitions}}}
 }
 
-// narrow gives the two columns of ids in a kind's tables the constraints of their forms. Locks, if
-// a form has changed: these tables, ACCESS EXCLUSIVE.
-func narrow(kind string, first, second IDForm) Statement {
-	return Statement{"narrow the ids of " + kind, `SELECT narrow_ids($1, $2, $3)`,
-		[]any{kind, string(cmp.Or(first, String)), string(cmp.Or(second, String))}}
+// truthNarrow gives the columns of ids in the tables of all kinds the constraints of their forms.
+// Locks: the tables of kinds for which a form has changed, ACCESS EXCLUSIVE.
+func truthNarrow(s *Set) (all []Statement) {
+	narrow := func(kind string, first, second IDForm) {
+		all = append(all, Statement{"narrow the ids of " + kind, `SELECT narrow_ids($1, $2, $3)`,
+			[]any{kind, string(cmp.Or(first, String)), string(cmp.Or(second, String))}})
+	}
+	for _, e := range s.AllEdges() {
+		narrow(e.Name, e.FromIDs, e.ToIDs)
+	}
+	for _, c := range s.AllChildren() {
+		narrow(c.Name, c.ParentIDs, c.AuthorIDs)
+	}
+	return all
 }
+
+func noIDs(*Set) []Statement { return nil }
 
 // truthDrop drops the tables of a kind, which must be empty.
 // Locks: all of these tables and the tables that they are partitions of, ACCESS EXCLUSIVE.

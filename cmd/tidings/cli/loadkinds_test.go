@@ -76,7 +76,8 @@ func (d *dev) loadsAnyKind(t *testing.T) {
 	defer conn.Close(context.WithoutCancel(t.Context()))
 	rows, _ := conn.Query(t.Context(), `
 SELECT 'products', product_id, 'reviews', 'rating', count(*), count(rating), coalesce(sum(rating), 0)
-  FROM (SELECT product_id, (attributes ->> 'rating')::bigint AS rating FROM reviews WHERE author_state = 'ACTIVE') r GROUP BY product_id
+  FROM (SELECT product_id, (attributes ->> 'rating')::bigint AS rating FROM reviews WHERE author_state = 'ACTIVE'
+		AND moderation_state IN ('NONE', 'APPROVED')) r GROUP BY product_id
 UNION ALL
 SELECT 'songs', song_id, 'verdicts', 'stars', count(*), count(stars), coalesce(sum(stars), 0)
   FROM (SELECT song_id, (attributes ->> 'stars')::bigint AS stars FROM verdicts WHERE author_state = 'ACTIVE') v GROUP BY song_id
