@@ -2,7 +2,7 @@
 
 import { client } from './client.gen.js';
 import type { Client, ClientMeta, Options as Options2, RequestResult, TDataShape } from './client/index.js';
-import type { BatchCommentsData, BatchCommentsErrors, BatchCommentsResponses, BatchFollowsData, BatchFollowsErrors, BatchFollowsResponses, BatchLikesData, BatchLikesErrors, BatchLikesResponses, BatchMembershipsData, BatchMembershipsErrors, BatchMembershipsResponses, BatchMessagesData, BatchMessagesErrors, BatchMessagesResponses, BatchReviewsData, BatchReviewsErrors, BatchReviewsResponses, BatchSharesData, BatchSharesErrors, BatchSharesResponses, CheckFollowsData, CheckFollowsErrors, CheckFollowsResponses, CheckGroupsData, CheckGroupsErrors, CheckGroupsResponses, CheckLikesData, CheckLikesErrors, CheckLikesResponses, CheckMembershipsData, CheckMembershipsErrors, CheckMembershipsResponses, CheckPostsData, CheckPostsErrors, CheckPostsResponses, CheckSharesData, CheckSharesErrors, CheckSharesResponses, CheckUsersData, CheckUsersErrors, CheckUsersResponses, CountConversationsData, CountConversationsErrors, CountConversationsResponses, CountGroupsData, CountGroupsErrors, CountGroupsResponses, CountPostsData, CountPostsErrors, CountPostsResponses, CountProductsData, CountProductsErrors, CountProductsResponses, CountUsersData, CountUsersErrors, CountUsersResponses, CreateCommentData, CreateCommentErrors, CreateCommentResponses, CreateMessageData, CreateMessageErrors, CreateMessageResponses, CreateReviewData, CreateReviewErrors, CreateReviewResponses, DeleteCommentData, DeleteCommentErrors, DeleteCommentResponses, DeleteMessageData, DeleteMessageErrors, DeleteMessageResponses, DeleteReviewData, DeleteReviewErrors, DeleteReviewResponses, DiscardDlqMessageData, DiscardDlqMessageErrors, DiscardDlqMessageResponses, EditCommentData, EditCommentErrors, EditCommentResponses, EditMessageData, EditMessageErrors, EditMessageResponses, EditReviewData, EditReviewErrors, EditReviewResponses, ExportCommentsData, ExportCommentsErrors, ExportCommentsResponses, ExportFollowsData, ExportFollowsErrors, ExportFollowsResponses, ExportLikesData, ExportLikesErrors, ExportLikesResponses, ExportMembershipsData, ExportMembershipsErrors, ExportMembershipsResponses, ExportMessagesData, ExportMessagesErrors, ExportMessagesResponses, ExportReviewsData, ExportReviewsErrors, ExportReviewsResponses, ExportSharesData, ExportSharesErrors, ExportSharesResponses, ExportThreadsData, ExportThreadsErrors, ExportThreadsResponses, GetCommentBySlugData, GetCommentBySlugErrors, GetCommentBySlugResponses, GetCommentData, GetCommentErrors, GetCommentResponses, GetCommentSummaryData, GetCommentSummaryErrors, GetCommentSummaryResponses, GetCommentTreeData, GetCommentTreeErrors, GetCommentTreeResponses, GetConversationCountsData, GetConversationCountsErrors, GetConversationCountsResponses, GetDlqMessageData, GetDlqMessageErrors, GetDlqMessageResponses, GetEdgeRemovalData, GetEdgeRemovalErrors, GetEdgeRemovalResponses, GetFollowData, GetFollowErrors, GetFollowResponses, GetGroupCountsData, GetGroupCountsErrors, GetGroupCountsResponses, GetLikeData, GetLikeErrors, GetLikeResponses, GetMembershipData, GetMembershipErrors, GetMembershipResponses, GetMessageData, GetMessageErrors, GetMessageResponses, GetMessageSummaryData, GetMessageSummaryErrors, GetMessageSummaryResponses, GetPostCountsData, GetPostCountsErrors, GetPostCountsResponses, GetProductCountsData, GetProductCountsErrors, GetProductCountsResponses, GetReviewData, GetReviewErrors, GetReviewResponses, GetReviewSummaryData, GetReviewSummaryErrors, GetReviewSummaryResponses, GetShareData, GetShareErrors, GetShareResponses, GetThreadData, GetThreadErrors, GetThreadResponses, GetUserCountsData, GetUserCountsErrors, GetUserCountsResponses, ListCommentRepliesData, ListCommentRepliesErrors, ListCommentRepliesResponses, ListCommentsData, ListCommentsErrors, ListCommentsResponses, ListCommentVersionsData, ListCommentVersionsErrors, ListCommentVersionsResponses, ListDlqMessagesData, ListDlqMessagesErrors, ListDlqMessagesResponses, ListFollowVersionsData, ListFollowVersionsErrors, ListFollowVersionsResponses, ListGroupMembersData, ListGroupMembersErrors, ListGroupMembersResponses, ListKindsData, ListKindsErrors, ListKindsResponses, ListLikeVersionsData, ListLikeVersionsErrors, ListLikeVersionsResponses, ListMembershipVersionsData, ListMembershipVersionsErrors, ListMembershipVersionsResponses, ListMessagesData, ListMessagesErrors, ListMessagesResponses, ListMessageVersionsData, ListMessageVersionsErrors, ListMessageVersionsResponses, ListPendingCommentsData, ListPendingCommentsErrors, ListPendingCommentsResponses, ListPostLikersData, ListPostLikersErrors, ListPostLikersResponses, ListPostSharersData, ListPostSharersErrors, ListPostSharersResponses, ListReviewsData, ListReviewsErrors, ListReviewsResponses, ListReviewVersionsData, ListReviewVersionsErrors, ListReviewVersionsResponses, ListShareVersionsData, ListShareVersionsErrors, ListShareVersionsResponses, ListThreadVersionsData, ListThreadVersionsErrors, ListThreadVersionsResponses, ListUserCommentsData, ListUserCommentsErrors, ListUserCommentsResponses, ListUserFollowersData, ListUserFollowersErrors, ListUserFollowersResponses, ListUserFollowingData, ListUserFollowingErrors, ListUserFollowingResponses, ListUserGroupsData, ListUserGroupsErrors, ListUserGroupsResponses, ListUserLikesData, ListUserLikesErrors, ListUserLikesResponses, ListUserMessagesData, ListUserMessagesErrors, ListUserMessagesResponses, ListUserMutualsData, ListUserMutualsErrors, ListUserMutualsResponses, ListUserReviewsData, ListUserReviewsErrors, ListUserReviewsResponses, ListUserSharesData, ListUserSharesErrors, ListUserSharesResponses, ModerateCommentData, ModerateCommentErrors, ModerateCommentResponses, PatchMembershipData, PatchMembershipErrors, PatchMembershipResponses, PutFollowData, PutFollowErrors, PutFollowResponses, PutLikeData, PutLikeErrors, PutLikeResponses, PutMembershipData, PutMembershipErrors, PutMembershipResponses, PutShareData, PutShareErrors, PutShareResponses, PutThreadData, PutThreadErrors, PutThreadResponses, RemoveFollowData, RemoveFollowErrors, RemoveFollowResponses, RemoveGroupEdgesData, RemoveGroupEdgesErrors, RemoveGroupEdgesResponses, RemoveLikeData, RemoveLikeErrors, RemoveLikeResponses, RemoveMembershipData, RemoveMembershipErrors, RemoveMembershipResponses, RemovePostEdgesData, RemovePostEdgesErrors, RemovePostEdgesResponses, RemoveShareData, RemoveShareErrors, RemoveShareResponses, RemoveUserEdgesData, RemoveUserEdgesErrors, RemoveUserEdgesResponses, RetryDlqMessageData, RetryDlqMessageErrors, RetryDlqMessageResponses } from './types.gen.js';
+import type { BatchCommentsData, BatchCommentsErrors, BatchCommentsResponses, BatchFollowsData, BatchFollowsErrors, BatchFollowsResponses, BatchLikesData, BatchLikesErrors, BatchLikesResponses, BatchMembershipsData, BatchMembershipsErrors, BatchMembershipsResponses, BatchMessagesData, BatchMessagesErrors, BatchMessagesResponses, BatchReviewsData, BatchReviewsErrors, BatchReviewsResponses, BatchSharesData, BatchSharesErrors, BatchSharesResponses, CheckFollowsData, CheckFollowsErrors, CheckFollowsResponses, CheckGroupsData, CheckGroupsErrors, CheckGroupsResponses, CheckLikesData, CheckLikesErrors, CheckLikesResponses, CheckMembershipsData, CheckMembershipsErrors, CheckMembershipsResponses, CheckPostsData, CheckPostsErrors, CheckPostsResponses, CheckSharesData, CheckSharesErrors, CheckSharesResponses, CheckUsersData, CheckUsersErrors, CheckUsersResponses, CountConversationsData, CountConversationsErrors, CountConversationsResponses, CountGroupsData, CountGroupsErrors, CountGroupsResponses, CountPostsData, CountPostsErrors, CountPostsResponses, CountProductsData, CountProductsErrors, CountProductsResponses, CountUsersData, CountUsersErrors, CountUsersResponses, CreateCommentData, CreateCommentErrors, CreateCommentResponses, CreateMessageData, CreateMessageErrors, CreateMessageResponses, CreateReviewData, CreateReviewErrors, CreateReviewResponses, DeleteCommentData, DeleteCommentErrors, DeleteCommentResponses, DeleteMessageData, DeleteMessageErrors, DeleteMessageResponses, DeleteReviewData, DeleteReviewErrors, DeleteReviewResponses, DiscardDlqMessageData, DiscardDlqMessageErrors, DiscardDlqMessageResponses, EditCommentData, EditCommentErrors, EditCommentResponses, EditMessageData, EditMessageErrors, EditMessageResponses, EditReviewData, EditReviewErrors, EditReviewResponses, ExportCommentsData, ExportCommentsErrors, ExportCommentsResponses, ExportFollowsData, ExportFollowsErrors, ExportFollowsResponses, ExportLikesData, ExportLikesErrors, ExportLikesResponses, ExportMembershipsData, ExportMembershipsErrors, ExportMembershipsResponses, ExportMessagesData, ExportMessagesErrors, ExportMessagesResponses, ExportReviewsData, ExportReviewsErrors, ExportReviewsResponses, ExportSharesData, ExportSharesErrors, ExportSharesResponses, ExportThreadsData, ExportThreadsErrors, ExportThreadsResponses, GetCommentBySlugData, GetCommentBySlugErrors, GetCommentBySlugResponses, GetCommentData, GetCommentErrors, GetCommentResponses, GetCommentSummaryData, GetCommentSummaryErrors, GetCommentSummaryResponses, GetCommentTreeData, GetCommentTreeErrors, GetCommentTreeResponses, GetConversationCountsData, GetConversationCountsErrors, GetConversationCountsResponses, GetDlqMessageData, GetDlqMessageErrors, GetDlqMessageResponses, GetEdgeRemovalData, GetEdgeRemovalErrors, GetEdgeRemovalResponses, GetFollowData, GetFollowErrors, GetFollowResponses, GetGroupCountsData, GetGroupCountsErrors, GetGroupCountsResponses, GetLikeData, GetLikeErrors, GetLikeResponses, GetMembershipData, GetMembershipErrors, GetMembershipResponses, GetMessageData, GetMessageErrors, GetMessageResponses, GetMessageSettingsData, GetMessageSettingsErrors, GetMessageSettingsResponses, GetMessageSummaryData, GetMessageSummaryErrors, GetMessageSummaryResponses, GetPostCountsData, GetPostCountsErrors, GetPostCountsResponses, GetProductCountsData, GetProductCountsErrors, GetProductCountsResponses, GetReviewData, GetReviewErrors, GetReviewResponses, GetReviewSettingsData, GetReviewSettingsErrors, GetReviewSettingsResponses, GetReviewSummaryData, GetReviewSummaryErrors, GetReviewSummaryResponses, GetShareData, GetShareErrors, GetShareResponses, GetThreadData, GetThreadErrors, GetThreadResponses, GetUserCountsData, GetUserCountsErrors, GetUserCountsResponses, ListCommentRepliesData, ListCommentRepliesErrors, ListCommentRepliesResponses, ListCommentsData, ListCommentsErrors, ListCommentsResponses, ListCommentVersionsData, ListCommentVersionsErrors, ListCommentVersionsResponses, ListDlqMessagesData, ListDlqMessagesErrors, ListDlqMessagesResponses, ListFollowVersionsData, ListFollowVersionsErrors, ListFollowVersionsResponses, ListGroupMembersData, ListGroupMembersErrors, ListGroupMembersResponses, ListKindsData, ListKindsErrors, ListKindsResponses, ListLikeVersionsData, ListLikeVersionsErrors, ListLikeVersionsResponses, ListMembershipVersionsData, ListMembershipVersionsErrors, ListMembershipVersionsResponses, ListMessagesData, ListMessagesErrors, ListMessageSettingsVersionsData, ListMessageSettingsVersionsErrors, ListMessageSettingsVersionsResponses, ListMessagesResponses, ListMessageVersionsData, ListMessageVersionsErrors, ListMessageVersionsResponses, ListPendingCommentsData, ListPendingCommentsErrors, ListPendingCommentsResponses, ListPendingMessagesData, ListPendingMessagesErrors, ListPendingMessagesResponses, ListPendingReviewsData, ListPendingReviewsErrors, ListPendingReviewsResponses, ListPostLikersData, ListPostLikersErrors, ListPostLikersResponses, ListPostSharersData, ListPostSharersErrors, ListPostSharersResponses, ListReviewsData, ListReviewsErrors, ListReviewSettingsVersionsData, ListReviewSettingsVersionsErrors, ListReviewSettingsVersionsResponses, ListReviewsResponses, ListReviewVersionsData, ListReviewVersionsErrors, ListReviewVersionsResponses, ListShareVersionsData, ListShareVersionsErrors, ListShareVersionsResponses, ListThreadVersionsData, ListThreadVersionsErrors, ListThreadVersionsResponses, ListUserCommentsData, ListUserCommentsErrors, ListUserCommentsResponses, ListUserFollowersData, ListUserFollowersErrors, ListUserFollowersResponses, ListUserFollowingData, ListUserFollowingErrors, ListUserFollowingResponses, ListUserGroupsData, ListUserGroupsErrors, ListUserGroupsResponses, ListUserLikesData, ListUserLikesErrors, ListUserLikesResponses, ListUserMessagesData, ListUserMessagesErrors, ListUserMessagesResponses, ListUserMutualsData, ListUserMutualsErrors, ListUserMutualsResponses, ListUserReviewsData, ListUserReviewsErrors, ListUserReviewsResponses, ListUserSharesData, ListUserSharesErrors, ListUserSharesResponses, ModerateCommentData, ModerateCommentErrors, ModerateCommentResponses, ModerateMessageData, ModerateMessageErrors, ModerateMessageResponses, ModerateReviewData, ModerateReviewErrors, ModerateReviewResponses, PatchMembershipData, PatchMembershipErrors, PatchMembershipResponses, PutFollowData, PutFollowErrors, PutFollowResponses, PutLikeData, PutLikeErrors, PutLikeResponses, PutMembershipData, PutMembershipErrors, PutMembershipResponses, PutMessageSettingsData, PutMessageSettingsErrors, PutMessageSettingsResponses, PutReviewSettingsData, PutReviewSettingsErrors, PutReviewSettingsResponses, PutShareData, PutShareErrors, PutShareResponses, PutThreadData, PutThreadErrors, PutThreadResponses, RemoveFollowData, RemoveFollowErrors, RemoveFollowResponses, RemoveGroupEdgesData, RemoveGroupEdgesErrors, RemoveGroupEdgesResponses, RemoveLikeData, RemoveLikeErrors, RemoveLikeResponses, RemoveMembershipData, RemoveMembershipErrors, RemoveMembershipResponses, RemovePostEdgesData, RemovePostEdgesErrors, RemovePostEdgesResponses, RemoveShareData, RemoveShareErrors, RemoveShareResponses, RemoveUserEdgesData, RemoveUserEdgesErrors, RemoveUserEdgesResponses, RetryDlqMessageData, RetryDlqMessageErrors, RetryDlqMessageResponses } from './types.gen.js';
 
 export type Options<TData extends TDataShape = TDataShape, ThrowOnError extends boolean = boolean, TResponse = unknown> = Options2<TData, ThrowOnError, TResponse> & {
     /**
@@ -212,7 +212,7 @@ export class Operations extends HeyApiClient {
     /**
      * Write a message
      *
-     * Needs the role `write`.
+     * In a premoderated thread the message starts pending. Needs the role `write`.
      */
     public createMessage<ThrowOnError extends boolean = true>(options: Options<CreateMessageData, ThrowOnError>): RequestResult<CreateMessageResponses, CreateMessageErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).post<CreateMessageResponses, CreateMessageErrors, ThrowOnError, 'data'>({
@@ -224,6 +224,52 @@ export class Operations extends HeyApiClient {
                 'Content-Type': 'application/json',
                 ...options.headers
             }
+        });
+    }
+    
+    /**
+     * Read the settings for the messages of a conversation
+     *
+     * Reads the truth. Before the first change the settings are the defaults, at version 0. Needs the role `read`.
+     */
+    public getMessageSettings<ThrowOnError extends boolean = true>(options: Options<GetMessageSettingsData, ThrowOnError>): RequestResult<GetMessageSettingsResponses, GetMessageSettingsErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).get<GetMessageSettingsResponses, GetMessageSettingsErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/conversations/{conversation_id}/messages/settings',
+            ...options
+        });
+    }
+    
+    /**
+     * Set the settings for the messages of a conversation
+     *
+     * Replaces all settings: a missing one becomes false, or no title. A locked thread takes no new messages; existing ones can be edited, deleted and moderated. A request with the current settings changes nothing: 200 with the same version, and no event. Needs the role `moderate`.
+     */
+    public putMessageSettings<ThrowOnError extends boolean = true>(options: Options<PutMessageSettingsData, ThrowOnError>): RequestResult<PutMessageSettingsResponses, PutMessageSettingsErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).put<PutMessageSettingsResponses, PutMessageSettingsErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/conversations/{conversation_id}/messages/settings',
+            ...options,
+            headers: {
+                'Content-Type': 'application/json',
+                ...options.headers
+            }
+        });
+    }
+    
+    /**
+     * List the versions of the settings for the messages of a conversation, newest first
+     *
+     * Shows who changed the settings, and when. Reads the truth. Empty before the first change. Needs the role `read`.
+     */
+    public listMessageSettingsVersions<ThrowOnError extends boolean = true>(options: Options<ListMessageSettingsVersionsData, ThrowOnError>): RequestResult<ListMessageSettingsVersionsResponses, ListMessageSettingsVersionsErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).get<ListMessageSettingsVersionsResponses, ListMessageSettingsVersionsErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/conversations/{conversation_id}/messages/settings/versions',
+            ...options
         });
     }
     
@@ -726,7 +772,7 @@ export class Operations extends HeyApiClient {
     /**
      * Read a message
      *
-     * Reads the truth. A deleted or erased message is a tombstone: it has a state, but neither author nor body. Needs the role `read`.
+     * Reads the truth. A hidden, removed, deleted or erased message is a tombstone: it has a state, but neither author nor body. A pending one has both. Needs the role `read`.
      */
     public getMessage<ThrowOnError extends boolean = true>(options: Options<GetMessageData, ThrowOnError>): RequestResult<GetMessageResponses, GetMessageErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<GetMessageResponses, GetMessageErrors, ThrowOnError, 'data'>({
@@ -756,9 +802,27 @@ export class Operations extends HeyApiClient {
     }
     
     /**
+     * Approve, hide or remove a message, or hold it for a moderator
+     *
+     * `APPROVED` undoes earlier decisions. `PENDING` adds the message to the list that waits for a moderator; a rule that reports messages uses it. A repeated state changes nothing: 200 with the same version, and no event. A message that its author deleted remains deleted. Needs the role `moderate`.
+     */
+    public moderateMessage<ThrowOnError extends boolean = true>(options: Options<ModerateMessageData, ThrowOnError>): RequestResult<ModerateMessageResponses, ModerateMessageErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).put<ModerateMessageResponses, ModerateMessageErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/messages/{message_id}/moderation',
+            ...options,
+            headers: {
+                'Content-Type': 'application/json',
+                ...options.headers
+            }
+        });
+    }
+    
+    /**
      * List the versions of a message, newest first
      *
-     * Shows who changed the message, and when. While the message is deleted or erased, its versions show author, body and actor only to tokens with the role moderate. After an erasure they show them to no token. Reads the recorded history, which takes no Tidings-Token: `as_of` says how current it is. Needs the role `read`.
+     * Shows who changed the message, and when. While the message is hidden, removed, deleted or erased, its versions show author, body and actor only to tokens with the role moderate. After an erasure they show them to no token. Reads the recorded history, which takes no Tidings-Token: `as_of` says how current it is. Needs the role `read`.
      */
     public listMessageVersions<ThrowOnError extends boolean = true>(options: Options<ListMessageVersionsData, ThrowOnError>): RequestResult<ListMessageVersionsResponses, ListMessageVersionsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<ListMessageVersionsResponses, ListMessageVersionsErrors, ThrowOnError, 'data'>({
@@ -802,6 +866,20 @@ export class Operations extends HeyApiClient {
     }
     
     /**
+     * List the messages that wait for a moderator, oldest first
+     *
+     * Reads a projection. Includes the bodies. Needs the role `moderate`.
+     */
+    public listPendingMessages<ThrowOnError extends boolean = true>(options?: Options<ListPendingMessagesData, ThrowOnError>): RequestResult<ListPendingMessagesResponses, ListPendingMessagesErrors, ThrowOnError, 'data'> {
+        return (options?.client ?? this.client).get<ListPendingMessagesResponses, ListPendingMessagesErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/moderation/messages/pending',
+            ...options
+        });
+    }
+    
+    /**
      * List the comments that wait for a moderator, oldest first
      *
      * Reads a projection. Includes the bodies. Needs the role `moderate`.
@@ -811,6 +889,20 @@ export class Operations extends HeyApiClient {
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
             url: '/v1/moderation/pending',
+            ...options
+        });
+    }
+    
+    /**
+     * List the reviews that wait for a moderator, oldest first
+     *
+     * Reads a projection. Includes the bodies. Needs the role `moderate`.
+     */
+    public listPendingReviews<ThrowOnError extends boolean = true>(options?: Options<ListPendingReviewsData, ThrowOnError>): RequestResult<ListPendingReviewsResponses, ListPendingReviewsErrors, ThrowOnError, 'data'> {
+        return (options?.client ?? this.client).get<ListPendingReviewsResponses, ListPendingReviewsErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/moderation/reviews/pending',
             ...options
         });
     }
@@ -1126,7 +1218,7 @@ export class Operations extends HeyApiClient {
     /**
      * Write a review
      *
-     * An author may have one review of a product; a deleted one does not count. A second create fails with `already-written`; `current` and Location name the first. Needs the role `write`.
+     * In a premoderated thread the review starts pending. An author may have one review of a product; a deleted one does not count. A second create fails with `already-written`; `current` and Location name the first. Needs the role `write`.
      */
     public createReview<ThrowOnError extends boolean = true>(options: Options<CreateReviewData, ThrowOnError>): RequestResult<CreateReviewResponses, CreateReviewErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).post<CreateReviewResponses, CreateReviewErrors, ThrowOnError, 'data'>({
@@ -1138,6 +1230,52 @@ export class Operations extends HeyApiClient {
                 'Content-Type': 'application/json',
                 ...options.headers
             }
+        });
+    }
+    
+    /**
+     * Read the settings for the reviews of a product
+     *
+     * Reads the truth. Before the first change the settings are the defaults, at version 0. Needs the role `read`.
+     */
+    public getReviewSettings<ThrowOnError extends boolean = true>(options: Options<GetReviewSettingsData, ThrowOnError>): RequestResult<GetReviewSettingsResponses, GetReviewSettingsErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).get<GetReviewSettingsResponses, GetReviewSettingsErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/products/{product_id}/reviews/settings',
+            ...options
+        });
+    }
+    
+    /**
+     * Set the settings for the reviews of a product
+     *
+     * Replaces all settings: a missing one becomes false, or no title. A locked thread takes no new reviews; existing ones can be edited, deleted and moderated. A request with the current settings changes nothing: 200 with the same version, and no event. Needs the role `moderate`.
+     */
+    public putReviewSettings<ThrowOnError extends boolean = true>(options: Options<PutReviewSettingsData, ThrowOnError>): RequestResult<PutReviewSettingsResponses, PutReviewSettingsErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).put<PutReviewSettingsResponses, PutReviewSettingsErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/products/{product_id}/reviews/settings',
+            ...options,
+            headers: {
+                'Content-Type': 'application/json',
+                ...options.headers
+            }
+        });
+    }
+    
+    /**
+     * List the versions of the settings for the reviews of a product, newest first
+     *
+     * Shows who changed the settings, and when. Reads the truth. Empty before the first change. Needs the role `read`.
+     */
+    public listReviewSettingsVersions<ThrowOnError extends boolean = true>(options: Options<ListReviewSettingsVersionsData, ThrowOnError>): RequestResult<ListReviewSettingsVersionsResponses, ListReviewSettingsVersionsErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).get<ListReviewSettingsVersionsResponses, ListReviewSettingsVersionsErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/products/{product_id}/reviews/settings/versions',
+            ...options
         });
     }
     
@@ -1190,7 +1328,7 @@ export class Operations extends HeyApiClient {
     /**
      * Read a review
      *
-     * Reads the truth. A deleted or erased review is a tombstone: it has a state, but neither author nor body. Needs the role `read`.
+     * Reads the truth. A hidden, removed, deleted or erased review is a tombstone: it has a state, but neither author nor body. A pending one has both. Needs the role `read`.
      */
     public getReview<ThrowOnError extends boolean = true>(options: Options<GetReviewData, ThrowOnError>): RequestResult<GetReviewResponses, GetReviewErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<GetReviewResponses, GetReviewErrors, ThrowOnError, 'data'>({
@@ -1220,9 +1358,27 @@ export class Operations extends HeyApiClient {
     }
     
     /**
+     * Approve, hide or remove a review, or hold it for a moderator
+     *
+     * `APPROVED` undoes earlier decisions. `PENDING` adds the review to the list that waits for a moderator; a rule that reports reviews uses it. A repeated state changes nothing: 200 with the same version, and no event. A review that its author deleted remains deleted. Needs the role `moderate`.
+     */
+    public moderateReview<ThrowOnError extends boolean = true>(options: Options<ModerateReviewData, ThrowOnError>): RequestResult<ModerateReviewResponses, ModerateReviewErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).put<ModerateReviewResponses, ModerateReviewErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/reviews/{review_id}/moderation',
+            ...options,
+            headers: {
+                'Content-Type': 'application/json',
+                ...options.headers
+            }
+        });
+    }
+    
+    /**
      * List the versions of a review, newest first
      *
-     * Shows who changed the review, and when. While the review is deleted or erased, its versions show author, body, attributes and actor only to tokens with the role moderate. After an erasure they show them to no token. Reads the recorded history, which takes no Tidings-Token: `as_of` says how current it is. Needs the role `read`.
+     * Shows who changed the review, and when. While the review is hidden, removed, deleted or erased, its versions show author, body, attributes and actor only to tokens with the role moderate. After an erasure they show them to no token. Reads the recorded history, which takes no Tidings-Token: `as_of` says how current it is. Needs the role `read`.
      */
     public listReviewVersions<ThrowOnError extends boolean = true>(options: Options<ListReviewVersionsData, ThrowOnError>): RequestResult<ListReviewVersionsResponses, ListReviewVersionsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<ListReviewVersionsResponses, ListReviewVersionsErrors, ThrowOnError, 'data'>({

@@ -226,6 +226,13 @@ export type ConversationCountsList = {
     items: Array<ConversationCountsItem>;
 };
 
+export type ConversationIds = {
+    /**
+     * 1 to 200 ids. A repeated id gets a repeated answer.
+     */
+    ids: Array<string>;
+};
+
 export type Counts = {
     /**
      * The counts include every write that had committed by this time, except parked and scheduled events.
@@ -747,6 +754,13 @@ export type GroupEdgeRemovalOptions = {
      * Only these kinds. Default: every kind with such edges.
      */
     kinds?: Array<'membership'>;
+};
+
+export type GroupIds = {
+    /**
+     * 1 to 200 ids. A repeated id gets a repeated answer.
+     */
+    ids: Array<string>;
 };
 
 export type KindList = {
@@ -1438,13 +1452,6 @@ export type MutualList = {
     truncated: boolean;
 };
 
-export type ObjectIds = {
-    /**
-     * 1 to 200 ids. A repeated id gets a repeated answer.
-     */
-    ids: Array<string>;
-};
-
 export type ObjectKind = {
     /**
      * The form of its ids: string is any id, integer a decimal number, uuid a UUID in lower case.
@@ -1649,6 +1656,13 @@ export type PostEdgeRemovalOptions = {
     kinds?: Array<'like' | 'share'>;
 };
 
+export type PostIds = {
+    /**
+     * 1 to 200 ids. A repeated id gets a repeated answer.
+     */
+    ids: Array<string>;
+};
+
 export type Problem = {
     /**
      * Stable: programs branch on it.
@@ -1747,6 +1761,13 @@ export type ProductCountsList = {
      * One per id, in the order of the request.
      */
     items: Array<ProductCountsItem>;
+};
+
+export type ProductIds = {
+    /**
+     * 1 to 200 ids. A repeated id gets a repeated answer.
+     */
+    ids: Array<string>;
 };
 
 export type Relation = {
@@ -2530,6 +2551,13 @@ export type UserEdgeRemovalOptions = {
     kinds?: Array<'follow' | 'like' | 'membership' | 'share'>;
 };
 
+export type UserIds = {
+    /**
+     * 1 to 200 ids. A repeated id gets a repeated answer.
+     */
+    ids: Array<string>;
+};
+
 export type DeleteCommentData = {
     body?: never;
     headers?: {
@@ -3289,7 +3317,7 @@ export type ListMessagesData = {
     };
     query?: {
         /**
-         * Visible messages by age.
+         * Visible messages by age. top: those with the highest score first, and of one score the newest first.
          */
         order?: 'oldest' | 'newest';
         /**
@@ -3775,7 +3803,7 @@ export type GetMessageSummaryResponses = {
 export type GetMessageSummaryResponse = GetMessageSummaryResponses[keyof GetMessageSummaryResponses];
 
 export type CountConversationsData = {
-    body: ObjectIds;
+    body: ConversationIds;
     headers?: {
         /**
          * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
@@ -4761,7 +4789,7 @@ export type CheckGroupsResponses = {
 export type CheckGroupsResponse = CheckGroupsResponses[keyof CheckGroupsResponses];
 
 export type CountGroupsData = {
-    body: ObjectIds;
+    body: GroupIds;
     headers?: {
         /**
          * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
@@ -7281,7 +7309,7 @@ export type ListCommentsData = {
     };
     query?: {
         /**
-         * oldest and newest: visible comments by age. threaded: each comment, then its replies; an invisible comment with a visible reply is a tombstone.
+         * oldest and newest: visible comments by age. threaded: each comment, then its replies; an invisible comment with a visible reply is a tombstone. top: visible comments, those with the highest score first, and of one score the newest first.
          */
         order?: 'oldest' | 'newest' | 'threaded';
         /**
@@ -8295,7 +8323,7 @@ export type CheckPostsResponses = {
 export type CheckPostsResponse = CheckPostsResponses[keyof CheckPostsResponses];
 
 export type CountPostsData = {
-    body: ObjectIds;
+    body: PostIds;
     headers?: {
         /**
          * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
@@ -8450,7 +8478,7 @@ export type ListReviewsData = {
     };
     query?: {
         /**
-         * Visible reviews by age.
+         * Visible reviews by age. top: those with the highest score first, and of one score the newest first.
          */
         order?: 'oldest' | 'newest';
         /**
@@ -8937,7 +8965,7 @@ export type GetReviewSummaryResponses = {
 export type GetReviewSummaryResponse = GetReviewSummaryResponses[keyof GetReviewSummaryResponses];
 
 export type CountProductsData = {
-    body: ObjectIds;
+    body: ProductIds;
     headers?: {
         /**
          * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
@@ -11158,7 +11186,7 @@ export type CheckUsersResponses = {
 export type CheckUsersResponse = CheckUsersResponses[keyof CheckUsersResponses];
 
 export type CountUsersData = {
-    body: ObjectIds;
+    body: UserIds;
     headers?: {
         /**
          * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
