@@ -121,8 +121,9 @@ func (c *childRoutes) tree(ctx context.Context, in *treeInput) (*anyOutput, erro
 }
 
 // nest makes a tree of the first rows, as far as they are below a path, and returns the other rows,
-// and their counts if there are any. The rows are in the order of the thread. The parent of a child may be missing, for example
-// because its event waits in the DLQ. Then the child is below its nearest ancestor.
+// and their counts if there are any. The rows are in the order of the thread. The parent of a child
+// may be missing, for example because its event waits in the DLQ. Then the child is below its
+// nearest ancestor.
 func (c *childRoutes) nest(rows []event.Child, counts []map[string]any, below string) ([]any, []event.Child, []map[string]any) {
 	nodes := []any{}
 	for len(rows) > 0 && strings.HasPrefix(rows[0].Path, below) {

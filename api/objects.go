@@ -227,8 +227,8 @@ func (s *server) counts(ctx context.Context, t target, ids []event.ID) (counts [
 	return counts, asOf, err
 }
 
-// edgeCounts returns the counts of each object, in the order of ids, by the names of the lists. What
-// edges add up to is by the same names in aggregates.
+// edgeCounts returns the counts of each object, in the order of ids, by the names of the lists.
+// What edges add up to is by the same names in aggregates.
 func edgeCounts(ctx context.Context, tx pgx.Tx, ends []counted, ids []event.ID) ([]map[string]any, error) {
 	counts := make([]map[string]any, len(ids))
 	for i := range counts {

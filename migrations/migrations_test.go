@@ -229,6 +229,8 @@ INSERT INTO consumer_dead_letter_actions (actor, action, dead_letter_id, consume
 INSERT INTO edge_lists (tenant_id, kind, from_id, to_id, active, version, positioned_at) VALUES (1, 'follow', 1, 2, true, 1, now());
 INSERT INTO edge_counts (tenant_id, kind, object_id) VALUES (1, 'follow', 2);
 INSERT INTO edge_shards (tenant_id, kind, object_id, shards) VALUES (1, 'follow', 2, 2);
+INSERT INTO edge_aggregates (tenant_id, kind, object_id, attribute, value, count, sum) VALUES (1, 'vote', 2, 'value', '', 1, 1);
+INSERT INTO child_ranks (tenant_id, kind, child_id, score) VALUES (1, 'comment', gen_random_uuid(), 1);
 INSERT INTO child_buckets (tenant_id, kind, object_id, level, first_at, first_id, visible)
 	VALUES (1, 'comment', 1, 0, '-infinity', gen_random_uuid(), 1);
 INSERT INTO child_totals (tenant_id, kind, object_id, total) VALUES (1, 'comment', 1, 1);

@@ -48,11 +48,13 @@ own. It compares every answer with the written rows. Wrong answers count in erro
 then fails.
 
 The cases of threads read one post with --comments comments, 1% of them deleted. One client requests
-six things in turn, --requests times each. They are the first page of 50, a page behind 85 to 95% of
+nine things in turn, --requests times each. They are the first page of 50, a page behind 85 to 95% of
 the comments, and a cursor's page at that depth. The others are the page around a comment at that
-depth, the summary, and the replies below a comment. The command also compares some of the deep
-pages with SQL's OFFSET. The API's page cache is off. ratio_to_first_page is the median of deep-page
-divided by the median of first-page.
+depth, the summary, the replies below a comment, and the first page of the newest comments. The last
+ones are the first page of the comments with the highest scores, and the page after it. The command
+also compares some of the deep pages with SQL's OFFSET. The API's page cache is off. ratio is the
+median of deep-page divided by that of first-page, and of top and top-cursor divided by that of
+newest.
 
 The cases of tao read a follow graph of --users and --edges. A few users have most of the followers,
 and the reads prefer these users. --clients clients send requests for --duration, each client one at
@@ -100,7 +102,8 @@ type readResult struct {
 	Seconds           float64 `json:"seconds"`
 	RequestsPerSecond float64 `json:"requests_per_second"`
 	quantiles
-	Ratio    *float64 `json:"ratio_to_first_page,omitempty"`
+	Than     string   `json:"compared_with,omitempty"` // a case
+	Ratio    *float64 `json:"ratio,omitempty"`         // of the medians
 	Errors   int      `json:"errors"`
 	Clients  int      `json:"clients"`
 	Comments int      `json:"comments,omitempty"`
@@ -176,6 +179,7 @@ func settle(ctx context.Context, s *servers) error {
 	if _, err := s.pool.Exec(ctx, offsetsSQL, pgx.StrictNamedArgs{"consumers": names}); err != nil {
 		return fmt.Errorf("set the consumers' offsets: %w", err)
 	}
-	return s.exec(ctx, `VACUUM ANALYZE child_lists, child_buckets, child_totals, edge_lists, edge_counts, edges, consumer_offsets`,
+	return s.exec(ctx, `VACUUM ANALYZE child_lists, child_buckets, child_totals, edge_lists, edge_counts, edge_aggregates, child_ranks,
+		edges, consumer_offsets`,
 		`CHECKPOINT`)
 }

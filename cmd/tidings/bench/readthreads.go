@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,6 +17,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/ops/load"
+	"github.com/tidings/tidings/projections/followercounts"
 	"github.com/tidings/tidings/projections/threadcache"
 )
 
@@ -33,6 +35,14 @@ type longThread struct {
 	parent  []int32 // -1 for a comment that is no reply
 	deleted []bool
 	visible []int32 // the places of the comments that are not deleted
+	votes   []vote
+	top     []int32 // visible, those with the highest score first
+}
+
+// vote is an edge to the comment at a place, which adds its value to the comment's score.
+type vote struct {
+	place, user int32
+	value       int64
 }
 
 func newLongThread(comments int, seed uint64) *longThread {
@@ -47,6 +57,14 @@ func newLongThread(comments int, seed uint64) *longThread {
 			t.visible = append(t.visible, int32(n))
 		}
 	}
+	rnd, scores := rand.New(rand.NewPCG(seed, 3)), make([]int64, comments)
+	for range comments / 4 {
+		v := vote{place: int32(rnd.IntN(comments)), user: int32(len(t.votes) + 1), value: 1 - 2*int64(rnd.IntN(3)/2)}
+		scores[v.place] += v.value
+		t.votes = append(t.votes, v)
+	}
+	t.top = slices.Clone(t.visible)
+	slices.SortFunc(t.top, func(a, b int32) int { return -cmp.Or(cmp.Compare(scores[a], scores[b]), cmp.Compare(a, b)) })
 	return t
 }
 
@@ -80,7 +98,8 @@ func (t *longThread) path(n int) string {
 	return segment
 }
 
-// fill applies the thread's events: the creation of every comment, then the deletions.
+// fill applies the thread's events: the creation of every comment, then the deletions, and the
+// votes.
 func (t *longThread) fill(ctx context.Context, s *servers) error {
 	var gone []int
 	for n, deleted := range t.deleted {
@@ -89,12 +108,32 @@ func (t *longThread) fill(ctx context.Context, s *servers) error {
 		}
 	}
 	written := len(t.parent)
-	return fill(ctx, s, threadcache.New(kinds.Builtin), written+len(gone), func(n int) (event.Event, error) {
-		if n < written {
+	of := func(n int) (event.Event, error) {
+		switch {
+		case n < written:
 			return t.event(n, event.Created)
+		case n < written+len(gone):
+			return t.event(gone[n-written], event.Deleted)
 		}
-		return t.event(gone[n-written], event.Deleted)
-	})
+		return t.votes[n-written-len(gone)].event()
+	}
+	if err := fill(ctx, s, threadcache.New(kinds.Builtin), written+len(gone), of); err != nil {
+		return err
+	}
+	return fill(ctx, s, followercounts.New(kinds.Builtin), written+len(gone)+len(t.votes), of)
+}
+
+// event returns the vote's event.
+func (v vote) event() (event.Event, error) {
+	comment, _ := kinds.Builtin().Child(event.AggregateComment)
+	by, _ := kinds.Builtin().Edge(comment.RankedBy)
+	score, _ := by.Score()
+	at := event.Time{Time: threadBegan}
+	e := event.Edge{From: event.IDOf(int64(v.user)), To: event.ID(commentID(int(v.place))), Status: event.StatusActive, Version: 1,
+		CreatedAt: at, PositionedAt: at, UpdatedAt: at, Actor: "bench", Attributes: fmt.Appendf(nil, `{%q:%d}`, score, v.value)}
+	payload, err := e.Encode(by.Names())
+	return event.Event{ID: fmt.Sprint("vote ", v.user), TenantID: tenant, AggregateType: by.Name, AggregateID: e.To,
+		Type: event.Created, Version: 1, Payload: payload}, err
 }
 
 // event returns an event of the comment at place n, after those of all comments before it.
@@ -207,6 +246,7 @@ func (t *longThread) checkOffset(ctx context.Context, s *servers, skip int) erro
 // threadCase is one of the cases with its results; ask sends one request and checks its answer.
 type threadCase struct {
 	name string
+	than string // the case with which it is compared
 	ask  func() (time.Duration, error)
 	recorder
 }
@@ -259,8 +299,10 @@ func (o readOptions) threads(ctx context.Context, s *servers) (results []readRes
 			within += took
 		}
 		result.fill(&c.recorder, within)
-		if c.name == "deep-page" && result.P50 != nil && results[0].P50 != nil {
-			result.Ratio = ptr(round(*result.P50 / *results[0].P50, 3))
+		for _, before := range results {
+			if before.Case == c.than && result.P50 != nil && before.P50 != nil {
+				result.Than, result.Ratio = c.than, ptr(round(*result.P50 / *before.P50, 3))
+			}
 		}
 		results = append(results, result)
 	}
@@ -312,9 +354,16 @@ func (o readOptions) threadCases(ctx context.Context, s *servers, r *reader, t *
 	if len(withReplies) == 0 {
 		return nil, errors.New("no comment has a page of replies")
 	}
+	newest := slices.Clone(t.visible[len(t.visible)-pageLimit:])
+	slices.Reverse(newest)
+	p, _, err := page(path+"&order=top", t.top[:pageLimit])
+	if err != nil {
+		return nil, err
+	}
+	topCursor := path + "&order=top&cursor=" + url.QueryEscape(p.Next)
 	return []*threadCase{
 		{name: "first-page", ask: func() (time.Duration, error) { return timed(path, t.visible[:pageLimit]) }},
-		{name: "deep-page", ask: func() (time.Duration, error) { return timed(skipTo(deep())) }},
+		{name: "deep-page", than: "first-page", ask: func() (time.Duration, error) { return timed(skipTo(deep())) }},
 		{name: "deep-cursor", ask: func() (time.Duration, error) {
 			c := cursors[rnd.IntN(len(cursors))]
 			return timed(c.path, c.want)
@@ -334,6 +383,11 @@ func (o readOptions) threadCases(ctx context.Context, s *servers, r *reader, t *
 		{name: "replies", ask: func() (time.Duration, error) {
 			i := rnd.IntN(len(replies))
 			return timed(fmt.Sprintf("/v1/comments/%s/replies?limit=%d", commentID(withReplies[i]), pageLimit), replies[i])
+		}},
+		{name: "newest", ask: func() (time.Duration, error) { return timed(path+"&order=newest", newest) }},
+		{name: "top", than: "newest", ask: func() (time.Duration, error) { return timed(path+"&order=top", t.top[:pageLimit]) }},
+		{name: "top-cursor", than: "newest", ask: func() (time.Duration, error) {
+			return timed(topCursor, t.top[pageLimit:2*pageLimit])
 		}},
 	}, nil
 }

@@ -125,10 +125,11 @@ func testBenchRead(t *testing.T, b benches) {
 			Requests int
 			Errors   *int
 			P50      float64 `json:"p50_ms"`
-			Ratio    float64 `json:"ratio_to_first_page"`
+			Than     string  `json:"compared_with"`
+			Ratio    float64 `json:"ratio"`
 		}
 		decode(t, line, &c)
-		if c.Errors == nil || *c.Errors > 0 || (c.Requests > 0) != (c.P50 > 0) || (c.Case == "deep-page") != (c.Ratio > 0) {
+		if c.Errors == nil || *c.Errors > 0 || (c.Requests > 0) != (c.P50 > 0) || (c.Than != "") != (c.Ratio > 0) {
 			t.Errorf("%s", line)
 		}
 		names = append(names, c.Case)
@@ -145,7 +146,7 @@ func testBenchRead(t *testing.T, b benches) {
 	if len(none) > 0 {
 		t.Errorf("no requests of %q, of %d of tao:\n%s", none, total, lines)
 	}
-	want := []string{"first-page", "deep-page", "deep-cursor", "around", "summary", "replies",
+	want := []string{"first-page", "deep-page", "deep-cursor", "around", "summary", "replies", "newest", "top", "top-cursor",
 		"tao-range", "tao-object", "tao-point", "tao-count", "tao-time-range", "tao-total"}
 	if diff := cmp.Diff(want, names); diff != "" {
 		t.Errorf("cases (-want +got):\n%s", diff)

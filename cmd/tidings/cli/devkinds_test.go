@@ -23,33 +23,39 @@ children:
   verdict: {plural: verdicts, parent: song, threaded: true, attributes: {stars: {type: integer, minimum: 1, maximum: 5, aggregate: true}}}
 `
 
-// TestThePageOnAddingAKindWorks runs the steps of docs/adding-a-kind.md against a dev.
-func TestThePageOnAddingAKindWorks(t *testing.T) {
+// TestTheSiteInOneFileWorks runs a section of docs/kinds.md against a dev.
+func TestTheSiteInOneFileWorks(t *testing.T) {
 	t.Parallel()
-	page, err := os.ReadFile("../../../docs/adding-a-kind.md")
+	page, err := os.ReadFile("../../../docs/kinds.md")
 	if err != nil {
 		t.Fatal(err)
 	}
+	_, section, _ := strings.Cut(string(page), "\n## A site in one file\n")
+	section, _, _ = strings.Cut(section, "\n## ")
 	blocks := func(language string) (all []string) {
-		for _, m := range regexp.MustCompile("(?s)```"+language+"\n(.*?)```").FindAllStringSubmatch(string(page), -1) {
+		for _, m := range regexp.MustCompile("(?s)```"+language+"\n(.*?)```").FindAllStringSubmatch(section, -1) {
 			all = append(all, m[1])
 		}
 		return all
 	}
 	inYAML, inShell, inHTTP := blocks("yaml"), blocks("sh"), blocks("http")
-	if len(inYAML) != 1 || len(inShell) != 1 || len(inHTTP) != 4 {
-		t.Fatalf("the page has %d blocks of YAML, %d of commands and %d requests", len(inYAML), len(inShell), len(inHTTP))
+	if len(inYAML) != 1 || len(inShell) != 1 || len(inHTTP) != 6 {
+		t.Fatalf("the section has %d blocks of YAML, %d of commands and %d requests", len(inYAML), len(inShell), len(inHTTP))
 	}
 	d := newDev(t)
 	d.start(t)
+	var comment struct {
+		ID string `json:"comment_id"`
+	}
 	send := func(request string) (int, string) {
-		line, body, _ := strings.Cut(request, "\n")
+		line, body, _ := strings.Cut(strings.ReplaceAll(request, "{comment_id}", comment.ID), "\n")
 		method, path, _ := strings.Cut(line, " ")
 		var answer json.RawMessage
 		status, _ := d.request(t, method, path, strings.TrimSpace(body), http.Header{"Idempotency-Key": {path}}, &answer)
 		return status, string(answer)
 	}
-	if status, _ := send(inHTTP[0]); status != http.StatusNotFound {
+	create, vote, react := inHTTP[0], inHTTP[1], inHTTP[2]
+	if status, _ := send(react); status != http.StatusNotFound {
 		t.Fatalf("status %d before the kind exists, want 404", status)
 	}
 	file := filepath.Join(t.TempDir(), "kinds.yaml")
@@ -57,23 +63,35 @@ func TestThePageOnAddingAKindWorks(t *testing.T) {
 		t.Fatal(err)
 	}
 	for line := range strings.Lines(inShell[0]) {
-		args := strings.Fields(regexp.MustCompile(`"[^"]*"`).ReplaceAllString(strings.TrimPrefix(line, "tidings "), "songs"))
+		args := strings.Fields(regexp.MustCompile(`"[^"]*"`).ReplaceAllString(strings.TrimPrefix(line, "tidings "), "site"))
 		args[slices.Index(args, "kinds.yaml")] = file
 		if code, stdout, stderr := run(t, nil, "", append(args, "--data", d.dir)...); code != exitOK {
 			t.Fatalf("%s: exit code %d, %s%s", line, code, stdout, stderr)
 		}
 	}
 	testkit.Eventually(t, "the new kind to have routes", func() (bool, error) {
-		status, _ := send(inHTTP[0])
+		status, _ := send(react)
 		return status == http.StatusCreated, nil
 	})
-	if status, answer := send(inHTTP[1]); status != http.StatusCreated {
-		t.Fatalf("%s: %d %s", inHTTP[1], status, answer)
+	status, answer := send(create)
+	if err := json.Unmarshal([]byte(answer), &comment); status != http.StatusCreated || err != nil {
+		t.Fatalf("%s: %d %s %v", create, status, answer, err)
+	}
+	if status, answer := send(vote); status != http.StatusCreated {
+		t.Fatalf("%s: %d %s", vote, status, answer)
+	}
+	if status, answer := send(strings.Replace(create, `0000000a"`, `0000000A"`, 1)); status != http.StatusUnprocessableEntity {
+		t.Errorf("an author whose id is no UUID in lower case: %d %s", status, answer)
 	}
 	d.verify(t)
-	for request, want := range map[string]string{inHTTP[2]: `"user_id":"7"`, inHTTP[3]: `"players":`} {
-		if status, answer := send(request); status != http.StatusOK || !strings.Contains(answer, want) {
-			t.Errorf("%s: %d %s, want %s", request, status, answer, want)
+	for i, want := range [][]string{
+		{`"voters":1`, `"likers":0`, `"sum":1`}, {`"heart":1`, `"sad":0`, `"comments":{"total":1`}, {`"reaction":{"active":true`},
+	} {
+		status, answer := send(inHTTP[3+i])
+		for _, text := range want {
+			if status != http.StatusOK || !strings.Contains(answer, text) {
+				t.Errorf("%s: %d %s, want %s", inHTTP[3+i], status, answer, text)
+			}
 		}
 	}
 }
