@@ -24,8 +24,9 @@ type Edge struct {
 	Plural string `yaml:"plural,omitempty" json:"plural"`
 	From   string `yaml:"from,omitempty" json:"from"` // an object; its id orders and pages the reverse list
 	// an object or a kind of children; its id is the aggregate id of the events
-	To   string    `yaml:"to,omitempty" json:"to"`
-	Ends [2]string `yaml:"ends,flow" json:"ends"`
+	To      string    `yaml:"to,omitempty" json:"to"`
+	ToChild bool      `yaml:"-" json:"-"` // To is a kind of children: Extend sets it
+	Ends    [2]string `yaml:"ends,flow" json:"ends"`
 	// the name of an origin's list: GET /v1/{from's plural}/{from_id}/{forward}
 	Forward string `yaml:"forward,omitempty" json:"forward"`
 	Reverse string `yaml:"reverse,omitempty" json:"reverse"` // the name of a target's list
