@@ -80,13 +80,13 @@ func missing(at string, was, now any) (lost []string) {
 			}
 			before, isList := v.([]any)
 			after, _ := more.([]any)
-			if (name == "oneOf" || name == "enum") && isList && len(after) >= len(before) {
+			if name == "oneOf" && isList && len(after) >= len(before) {
 				more = after[:len(before)]
 			}
-			if name == "required" && isList {
+			if (name == "required" || name == "enum") && isList {
 				for _, member := range before {
 					if !slices.Contains(after, member) {
-						lost = append(lost, fmt.Sprintf("%s: %v is not required any more", at, member))
+						lost = append(lost, fmt.Sprintf("%s/%s: %v is gone", at, name, member))
 					}
 				}
 				continue

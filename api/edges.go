@@ -196,11 +196,23 @@ func (e *edgeRoutes) self() []string {
 	return []string{e.code(codeSelfEdge)}
 }
 
+// ofTarget returns the codes of the problems of a put whose target is a child.
+func (e *edgeRoutes) ofTarget() []string {
+	if !e.k.ToChild {
+		return nil
+	}
+	return []string{codeNotFound, codeTargetGone}
+}
+
 func (e *edgeRoutes) singleRoutes() {
 	kind := a(e.k.Name)
 	put := e.route("put", http.MethodPut, e.path(), tokens.RoleWrite, http.StatusCreated, words{"put-" + e.dashed, "Put " + kind,
 		"201 if the edge is new, 200 if it existed. A request that changes nothing makes no event."})
-	put.codes, put.answer = e.self(), e.entity
+	put.codes, put.answer = append(e.self(), e.ofTarget()...), e.entity
+	if e.k.ToChild {
+		put.description += fmt.Sprintf(" 404 if the %[1]s does not exist, 409 if it is deleted, hidden, removed or erased, even if the "+
+			"edge exists. When the %[1]s is erased, all edges to it are removed.", e.k.To)
+	}
 	put.extraStatuses = map[int]string{http.StatusOK: cmp.Or(e.words.texts["put 200"], "The edge existed.")}
 	remove := e.route("remove", http.MethodDelete, e.path(), tokens.RoleWrite, http.StatusNoContent,
 		words{"remove-" + e.dashed, "Remove " + kind,
@@ -209,10 +221,16 @@ func (e *edgeRoutes) singleRoutes() {
 	if len(e.k.Attributes) == 0 {
 		register(e.server, put, func(ctx context.Context, in *PairPath) (*edgeOutput, error) { return e.put(ctx, *in, nil, "") })
 	} else {
-		put.description += " The body has all attributes: missing ones get their defaults. Without a body an active edge " +
-			"keeps its attributes. With a version in If-Match, 404 if the edge does not exist."
+		put.description += " The body has all attributes: missing ones get their defaults. With a version in If-Match, 404 if the edge " +
+			"does not exist."
+		if e.k.Optional() {
+			put.description += " Without a body an active edge keeps its attributes."
+		}
 		put.body = jsonBody(attributesSchema(e.k.Attributes, written), false)
-		put.codes = append(put.codes, writing(codeVersionStale, codeNotFound)...)
+		put.codes = append(put.codes, writing(codeVersionStale)...)
+		if !slices.Contains(put.codes, codeNotFound) {
+			put.codes = append(put.codes, codeNotFound)
+		}
 		register(e.server, put, func(ctx context.Context, in *attributesInput) (*edgeOutput, error) {
 			return e.put(ctx, in.PairPath, in.Body, in.IfMatch)
 		})
@@ -243,6 +261,9 @@ func (e *edgeRoutes) attributeRoutes() {
 	r.answer = e.entity
 	r.body = jsonBody(attributesSchema(e.k.Attributes, changed), true)
 	r.codes = writing(codeNotFound, codeVersionStale, codeIfMatchMissing)
+	if e.k.ToChild {
+		r.codes = append(r.codes, codeTargetGone)
+	}
 	register(e.server, r, e.patch)
 }
 
@@ -300,10 +321,15 @@ func (e *edgeRoutes) answerTo(ctx context.Context, out store.EdgeOutcome) (*edge
 	return &edgeOutput{Status: status, ETag: etag(out.Edge.Version), WriteToken: token, Body: e.value(edgeBodyOf(out.Edge))}, nil
 }
 
+// goneBy says what became of a child that takes no edges.
+var goneBy = map[string]string{event.StateDeleted: "deleted by its author", event.StateHidden: "hidden by a moderator",
+	event.StateRemoved: "removed by a moderator", event.StateErased: "erased"}
+
 // refused turns an error of the store into the kind's problem. at points to the attributes in the
 // body.
 func (e *edgeRoutes) refused(err error, at string) error {
 	var stale *store.StaleEdgeError
+	var gone *store.TargetGoneError
 	switch {
 	case errors.Is(err, store.ErrSelf):
 		p := e.problems.problem(e.self()[0], "")
@@ -313,6 +339,10 @@ func (e *edgeRoutes) refused(err error, at string) error {
 		p := e.problems.problem(codeVersionStale, fmt.Sprintf("the %s is at version %d", e.k.Name, stale.Current.Version))
 		p.Current = &Current{e.value(edgeBodyOf(stale.Current))}
 		return p
+	case errors.As(err, &gone):
+		return e.problems.problem(codeTargetGone, fmt.Sprintf("the %s was %s", gone.Kind, goneBy[gone.State]))
+	case errors.Is(err, store.ErrTargetUnknown):
+		return e.problems.problem(codeNotFound, fmt.Sprintf("there is no such %s", e.k.To))
 	}
 	return e.attributesRefused(err, at)
 }
@@ -396,8 +426,12 @@ func (e *edgeRoutes) batchRoutes() {
 	}
 	r := e.route("batch", http.MethodPost, "/v1/"+e.k.Plural+":batch", tokens.RoleWrite, http.StatusOK,
 		words{"batch-" + e.tagged, fmt.Sprintf("Put and remove up to %d %s", maxBatch, e.k.Plural), batchDescription})
-	example := map[string]any{"op": opPut, e.of("from_id"): "7", e.of("to_id"): "42"}
-	e.batchRoute(r, ops, []any{example, map[string]any{"op": opRemove, e.of("from_id"): "7", e.of("to_id"): "43"}})
+	targets := []any{"42", "43"}
+	if e.k.ToChild {
+		targets = []any{exampleUUID, exampleOther}
+	}
+	example := map[string]any{"op": opPut, e.of("from_id"): "7", e.of("to_id"): targets[0]}
+	e.batchRoute(r, ops, []any{example, map[string]any{"op": opRemove, e.of("from_id"): "7", e.of("to_id"): targets[1]}})
 }
 
 func (e *edgeRoutes) take(ctx context.Context, raw []byte) (any, []string, error) {
@@ -541,7 +575,8 @@ const (
 type direction struct {
 	name   string // reverse or forward
 	list   string // the kind's name for it, in the path and in cursors
-	of, to string // objects: the owner of the list, and its items
+	of, to string // objects or children: the owner of the list, and its items
+	ends   string // the name that has the id of a child, if one of both does
 }
 
 // ObjectPath names the object that the answer or the request is about.
@@ -569,16 +604,20 @@ func (in *edgesInput) Resolve(ctx huma.Context) []error {
 
 func (e *edgeRoutes) listRoutes() {
 	for _, d := range []direction{
-		{name: listReverse, list: e.k.Reverse, of: e.k.To, to: e.k.From},
-		{name: listForward, list: e.k.Forward, of: e.k.From, to: e.k.To},
+		{name: listReverse, list: e.k.Reverse, of: e.k.To, to: e.k.From, ends: "owner_id"},
+		{name: listForward, list: e.k.Forward, of: e.k.From, to: e.k.To, ends: "object_id"},
 	} {
-		r := e.route(d.name, http.MethodGet, "/v1/"+e.kinds.Objects[d.of]+"/{owner_id}/"+d.list, tokens.RoleRead, http.StatusOK, words{
+		plural := e.kinds.Plural(d.of)
+		r := e.route(d.name, http.MethodGet, "/v1/"+plural+"/{owner_id}/"+d.list, tokens.RoleRead, http.StatusOK, words{
 			"list-" + dashed(d.of+"-"+d.list), "List the " + d.list + " of " + a(d.of) + ", newest first",
 			fromAProjection + " An unknown " + d.of + " has an empty list."})
-		r.tag = capital(e.kinds.Objects[d.of])
+		r.tag = capital(plural)
 		r.projected, r.codes = true, []string{codeCursorInvalid}
 		r.naming = ownerNaming(d.of)
 		r.naming.names["object_id"] = d.to + "_id" // of an item
+		if e.k.ToChild {
+			r.naming.ends = []string{d.ends}
+		}
 		if name, ok := e.k.Filter(); ok && d.name == listReverse {
 			r.naming.filter = &huma.Param{Name: name, In: "query", Description: "Only edges with this attribute.",
 				Schema: attributesSchema(e.k.Attributes, changed).Properties[name]}

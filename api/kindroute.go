@@ -26,6 +26,7 @@ import (
 // naming translates the names of an archetype to those of one kind.
 type naming struct {
 	names  map[string]string // the kind's names by the archetype's
+	ends   []string          // the archetype's names of members and parameters that have the id of a child
 	filter *huma.Param       // of the query: an attribute, or nil
 	nouns  *strings.Replacer // in descriptions, or nil: {a child}, {children}, {an object}, ...
 	prose  *strings.Replacer // in titles of problems, or nil
@@ -33,7 +34,11 @@ type naming struct {
 }
 
 func edgeNaming(k kinds.Edge) *naming {
-	return &naming{names: map[string]string{"from_id": k.Ends[0], "to_id": k.Ends[1], "edge": k.Name, "entity": k.Name}}
+	n := &naming{names: map[string]string{"from_id": k.Ends[0], "to_id": k.Ends[1], "edge": k.Name, "entity": k.Name}}
+	if k.ToChild {
+		n.ends = []string{"to_id"}
+	}
+	return n
 }
 
 // childNaming returns the naming of a kind of children. In titles of problems it replaces comment
@@ -211,6 +216,10 @@ func (n *naming) document(op *huma.Operation) {
 		return
 	}
 	for _, p := range op.Parameters {
+		if slices.Contains(n.ends, p.Name) {
+			describeEnd(p.Schema)
+			p.Description = p.Schema.Description
+		}
 		if text := n.text(p.Description); text != p.Description {
 			p.Description, p.Schema.Description = text, text
 		}
@@ -224,6 +233,14 @@ func (n *naming) document(op *huma.Operation) {
 	if n.filter != nil {
 		op.Parameters = append(op.Parameters, n.filter)
 	}
+}
+
+// describeEnd describes the id of a child at an end of an edge. Edges are found by its text, so it
+// has one form.
+func describeEnd(s *huma.Schema) {
+	*s = huma.Schema{Type: huma.TypeString, Pattern: `^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$`,
+		PatternDescription: "a UUID in lower case", Format: "uuid", Description: "A UUID in lower case."}
+	s.PrecomputeMessages()
 }
 
 // text returns a description with the kind's nouns.
@@ -274,6 +291,13 @@ func (s *server) schema(name string, n *naming, of any, change ...func(*huma.Sch
 	schema := huma.SchemaFromType(registry, n.shape(reflect.TypeOf(of)))
 	for _, property := range schema.Properties {
 		property.Description = n.text(property.Description)
+	}
+	if n != nil {
+		for _, name := range n.ends {
+			if end := schema.Properties[n.of(name)]; end != nil {
+				describeEnd(end)
+			}
+		}
 	}
 	for _, f := range change {
 		f(schema)

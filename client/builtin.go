@@ -10,13 +10,15 @@ import (
 
 // BuiltinKinds has the operations on the kinds and the objects that every installation has.
 type BuiltinKinds struct {
-	Follows     Follows
-	Likes       Likes
-	Memberships Memberships
-	Shares      Shares
-	Comments    Comments
-	Messages    Messages
-	Reviews     Reviews
+	Follows      Follows
+	Likes        Likes
+	CommentLikes CommentLikes
+	Memberships  Memberships
+	Shares       Shares
+	Votes        Votes
+	Comments     Comments
+	Messages     Messages
+	Reviews      Reviews
 
 	Conversations Objects[ConversationCounts]
 	Groups        EdgeObjects[GroupCounts]
@@ -29,8 +31,10 @@ func builtinKinds(c *core) BuiltinKinds {
 	var k BuiltinKinds
 	k.Follows.Edges = edges[Follow, FollowRelation, FollowVersion](c, followKind)
 	k.Likes.Edges = edges[Like, LikeRelation, LikeVersion](c, likeKind)
+	k.CommentLikes.Edges = edges[LikeComment, LikeCommentRelation, LikeCommentVersion](c, likeCommentKind)
 	k.Memberships.Edges = edges[Membership, MembershipRelation, MembershipVersion](c, membershipKind)
 	k.Shares.Edges = edges[Share, ShareRelation, ShareVersion](c, shareKind)
+	k.Votes.Edges = edges[Vote, VoteRelation, VoteVersion](c, voteKind)
 	k.Comments.Children = children[Comment, NewComment, CommentEdit, CommentVersion](c, commentKind)
 	k.Messages.Children = children[Message, NewMessage, MessageEdit, MessageVersion](c, messageKind)
 	k.Reviews.Children = children[Review, NewReview, ReviewEdit, ReviewVersion](c, reviewKind)
@@ -121,6 +125,46 @@ func (e Likes) Likers(post ID, opts ...Option) *List[UserEntry] {
 // ByUser lists the posts in a user's likes, newest first.
 func (e Likes) ByUser(user ID, opts ...Option) *List[PostEntry] {
 	return lazily[PostEntry](e.core, e.forward(user), true, opts)
+}
+
+var likeCommentKind = edgeKind{name: "like_comment", plural: "comment_likes", ends: [2]string{"user_id", "comment_id"},
+	from: "user", to: "comment", fromPath: "users", toPath: "comments", forward: "liked_comments", reverse: "likers",
+	self: false}
+
+// LikeComment is an edge from a user to a comment.
+type LikeComment struct {
+	UserID    ID `json:"user_id"`
+	CommentID ID `json:"comment_id"`
+	EdgeState
+}
+
+// LikeCommentVersion is a like_comment at one version.
+type LikeCommentVersion struct {
+	VersionInfo
+	LikeComment LikeComment `json:"like_comment"`
+}
+
+// LikeCommentRelation says whether a like_comment exists.
+type LikeCommentRelation struct {
+	UserID       ID        `json:"user_id"`
+	CommentID    ID        `json:"comment_id"`
+	Active       bool      `json:"active"`
+	PositionedAt time.Time `json:"positioned_at,omitzero"` // when Active last became true
+}
+
+// CommentLikes has the operations on comment_likes.
+type CommentLikes struct {
+	Edges[LikeComment, LikeCommentRelation, LikeCommentVersion]
+}
+
+// Likers lists the likers of a comment, newest first.
+func (e CommentLikes) Likers(comment ID, opts ...Option) *List[UserEntry] {
+	return lazily[UserEntry](e.core, e.reverse(comment), true, opts)
+}
+
+// LikedComments lists the comments in a user's comment_likes, newest first.
+func (e CommentLikes) LikedComments(user ID, opts ...Option) *List[CommentEntry] {
+	return lazily[CommentEntry](e.core, e.forward(user), true, opts)
 }
 
 var membershipKind = edgeKind{name: "membership", plural: "memberships", ends: [2]string{"user_id", "group_id"},
@@ -229,6 +273,80 @@ func (e Shares) Sharers(post ID, opts ...Option) *List[UserEntry] {
 // ByUser lists the posts in a user's shares, newest first.
 func (e Shares) ByUser(user ID, opts ...Option) *List[PostEntry] {
 	return lazily[PostEntry](e.core, e.forward(user), true, opts)
+}
+
+var voteKind = edgeKind{name: "vote", plural: "votes", ends: [2]string{"user_id", "comment_id"},
+	from: "user", to: "comment", fromPath: "users", toPath: "comments", forward: "voted_comments", reverse: "voters",
+	self: false}
+
+// Vote is an edge from a user to a comment.
+type Vote struct {
+	UserID    ID `json:"user_id"`
+	CommentID ID `json:"comment_id"`
+	EdgeState
+	Attributes VoteAttributes `json:"attributes"`
+}
+
+// VoteAttributes are the attributes of a vote.
+type VoteAttributes struct {
+	Value int64 `json:"value"` // -1 or 1
+}
+
+// VoteChanges has the attributes that a write sets.
+type VoteChanges struct {
+	Value int64 `json:"value,omitempty"` // -1 or 1; 0: no change in Patch
+}
+
+// Ends implements VersionedEdge.
+func (e Vote) Ends() (from, to ID, version int64) { return e.UserID, e.CommentID, e.Version }
+
+// VoteVersion is a vote at one version.
+type VoteVersion struct {
+	VersionInfo
+	Vote Vote `json:"vote"`
+}
+
+// VoteRelation says whether a vote exists.
+type VoteRelation struct {
+	UserID       ID        `json:"user_id"`
+	CommentID    ID        `json:"comment_id"`
+	Active       bool      `json:"active"`
+	PositionedAt time.Time `json:"positioned_at,omitzero"` // when Active last became true
+}
+
+// VoterEntry is a user in the list of a comment's voters.
+type VoterEntry struct {
+	UserID       ID             `json:"user_id"`
+	PositionedAt time.Time      `json:"positioned_at"` // the list's order, newest first
+	Attributes   VoteAttributes `json:"attributes"`
+}
+
+// VotedCommentEntry is a comment in the list of a user's voted_comments.
+type VotedCommentEntry struct {
+	CommentID    ID             `json:"comment_id"`
+	PositionedAt time.Time      `json:"positioned_at"` // the list's order, newest first
+	Attributes   VoteAttributes `json:"attributes"`
+}
+
+// Votes has the operations on votes.
+type Votes struct {
+	AttributedEdges[Vote, VoteRelation, VoteVersion, VoteChanges]
+}
+
+// Voters lists the voters of a comment, newest first.
+func (e Votes) Voters(comment ID, opts ...Option) *List[VoterEntry] {
+	return lazily[VoterEntry](e.core, e.reverse(comment), true, opts)
+}
+
+// VotedComments lists the comments in a user's votes, newest first.
+func (e Votes) VotedComments(user ID, opts ...Option) *List[VotedCommentEntry] {
+	return lazily[VotedCommentEntry](e.core, e.forward(user), true, opts)
+}
+
+// CommentEntry is a comment in a list of edges.
+type CommentEntry struct {
+	CommentID    ID        `json:"comment_id"`
+	PositionedAt time.Time `json:"positioned_at"` // the list's order, newest first
 }
 
 // PostEntry is a post in a list of edges.
@@ -458,12 +576,14 @@ func (c *ProductCounts) asOf() time.Time { return c.AsOf }
 
 // UserCounts are the counts of a user.
 type UserCounts struct {
-	Followers int64     `json:"followers"`
-	Following int64     `json:"following"`
-	Groups    int64     `json:"groups"`
-	Likes     int64     `json:"likes"`
-	Shares    int64     `json:"shares"`
-	AsOf      time.Time `json:"as_of"`
+	Followers     int64     `json:"followers"`
+	Following     int64     `json:"following"`
+	Groups        int64     `json:"groups"`
+	LikedComments int64     `json:"liked_comments"`
+	Likes         int64     `json:"likes"`
+	Shares        int64     `json:"shares"`
+	VotedComments int64     `json:"voted_comments"`
+	AsOf          time.Time `json:"as_of"`
 }
 
 func (c *UserCounts) asOf() time.Time { return c.AsOf }

@@ -140,6 +140,11 @@ func (e Edge) Aggregates() []string {
 	return chosen(e.Attributes, func(a Attribute) bool { return a.Aggregate })
 }
 
+// Optional reports whether a writer may give no attributes.
+func (e Edge) Optional() bool {
+	return len(chosen(e.Attributes, func(a Attribute) bool { return a.Required })) == 0
+}
+
 // Score returns the name of the attribute whose sum is the score of a target: the only aggregated
 // integer. Without one, ok is false and the score is the number of edges.
 func (e Edge) Score() (name string, ok bool) {
@@ -201,6 +206,15 @@ func (s *Set) Plural(target string) string {
 // EdgesTo returns the kinds of edges to an object or to a kind of children, in the order of names.
 func (s *Set) EdgesTo(target string) []Edge {
 	return slices.DeleteFunc(s.AllEdges(), func(e Edge) bool { return e.To != target })
+}
+
+// Ends returns the objects and kinds of children at the ends of edges, in the order of names.
+func (s *Set) Ends() []string {
+	all := make(map[string]bool)
+	for _, e := range s.Edges {
+		all[e.From], all[e.To] = true, true
+	}
+	return slices.Sorted(maps.Keys(all))
 }
 
 // Has reports whether the set has a kind, of edges or children, with this name.

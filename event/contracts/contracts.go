@@ -48,6 +48,9 @@ func Types(set *kinds.Set) (all []Type) {
 				continue
 			}
 			properties, required := members[event.Edge](k.Ends, attributes(k.Attributes, k.Schema()))
+			if k.ToChild {
+				properties[k.Ends[1]] = text(fmt.Sprintf("UUID of the %s in lower case with hyphens.", k.To), uuid)
+			}
 			status := event.StatusActive
 			if name == event.Removed {
 				status = event.StatusRemoved
@@ -108,7 +111,10 @@ var (
 		event.Moderated: "The moderation state of the %[1]s changed.", event.Erased: "The author of the %[1]s was erased."}
 )
 
-const uuid = "^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$"
+const (
+	uuid = "^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$"
+	id   = "^[A-Za-z0-9._~:@|+=-]{1,128}$"
+)
 
 func enum(description string, values ...any) map[string]any {
 	return map[string]any{"type": "string", "enum": values, "description": description}
@@ -162,7 +168,7 @@ func members[T any](first [2]string, attributes map[string]any) (properties map[
 		}
 		switch f.Type {
 		case reflect.TypeFor[event.ID]():
-			s = text("An id that the upstream service chose.", "^[A-Za-z0-9._~:@|+=-]{1,128}$")
+			s = text("An id that the upstream service chose.", id)
 		case reflect.TypeFor[event.Time]():
 			s = map[string]any{"type": "string", "format": "date-time", "pattern": `^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$`,
 				"description": "RFC 3339 in UTC with microseconds."}

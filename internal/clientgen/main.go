@@ -35,7 +35,7 @@ var clientTemplate string
 func generate(set *kinds.Set) ([]byte, error) {
 	t, err := template.New("client").Funcs(template.FuncMap{
 		"camel": camel, "a": a, "entry": entry, "about": about, "goType": goType,
-		"plural": func(object string) string { return set.Objects[object] },
+		"plural": set.Plural, "lower": lower, "omitted": omitted,
 		"counts": func(object string) []count { return countsOf(set, object) },
 		"sorted": func(all map[string]kinds.Attribute) []string { return slices.Sorted(maps.Keys(all)) },
 		// Follows are older than kinds, so they have names of their own.
@@ -81,6 +81,18 @@ func a(word string) string {
 		return "an " + word
 	}
 	return "a " + word
+}
+
+// lower turns direct_message into directMessage.
+func lower(name string) string { return strings.ToLower(name[:1]) + camel(name)[1:] }
+
+// omitted describes the zero value of an attribute in a change.
+func omitted(a kinds.Attribute) string {
+	zero := map[string]string{kinds.String: `""`, kinds.Integer: "0", kinds.Boolean: "false"}[a.Type]
+	if a.Required {
+		return zero + ": no change in Patch"
+	}
+	return zero + ": the default in PutWith, no change in Patch"
 }
 
 func ofFollow(e kinds.Edge, follow, other string) string {
