@@ -829,11 +829,10 @@ func TestEveryRouteNeedsATokenWithItsDocumentedRole(t *testing.T) {
 
 // routesOf returns the routes of a kind of edges.
 func routesOf(k kinds.Edge) []string {
-	one, objects := "/v1/"+k.Plural+"/{"+k.Ends[0]+"}/{"+k.Ends[1]+"}", kinds.Builtin().Objects
+	one, plural := "/v1/"+k.Plural+"/{"+k.Ends[0]+"}/{"+k.Ends[1]+"}", kinds.Builtin().Plural
 	all := []string{"PUT " + one, "GET " + one, "DELETE " + one, "GET " + one + "/versions", "POST /v1/" + k.Plural + ":batch",
 		"POST /v1/" + k.Plural + ":check",
-		"GET /v1/" + objects[k.To].Plural + "/{" + k.To + "_id}/" + k.Reverse,
-		"GET /v1/" + objects[k.From].Plural + "/{" + k.From + "_id}/" + k.Forward}
+		"GET /v1/" + plural(k.To) + "/{" + k.To + "_id}/" + k.Reverse, "GET /v1/" + plural(k.From) + "/{" + k.From + "_id}/" + k.Forward}
 	if len(k.Attributes) > 0 {
 		all = append(all, "PATCH "+one)
 	}
@@ -891,7 +890,8 @@ func TestDocuments(t *testing.T) {
 	}
 	want = append(want, "GET /v1/threads:export", "GET /v1/kinds", "GET /v1/posts/{post_id}/counts", "GET /v1/groups/{group_id}/counts",
 		"GET /v1/edge-removals/{removal_id}", "POST /v1/users/{user_id}:remove-edges", "POST /v1/posts/{post_id}:remove-edges",
-		"POST /v1/groups/{group_id}:remove-edges")
+		"POST /v1/groups/{group_id}:remove-edges", "POST /v1/comments/{comment_id}:remove-edges",
+		"GET /v1/comments/{comment_id}/counts", "POST /v1/comments:counts", "POST /v1/comments:check")
 	for _, o := range kinds.Builtin().Objects {
 		want = append(want, "POST /v1/"+o.Plural+":counts")
 	}

@@ -88,10 +88,10 @@ func missing(at string, was, now any) (lost []string) {
 				}
 				continue
 			}
-			if name == "required" && isList {
+			if (name == "required" || name == "enum") && isList {
 				for _, member := range before {
 					if !slices.Contains(after, member) {
-						lost = append(lost, fmt.Sprintf("%s: %v is not required any more", at, member))
+						lost = append(lost, fmt.Sprintf("%s/%s: %v is gone", at, name, member))
 					}
 				}
 				continue

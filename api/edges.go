@@ -197,11 +197,23 @@ func (e *edgeRoutes) self() []string {
 	return []string{e.code(codeSelfEdge)}
 }
 
+// ofTarget returns the codes of the problems of a put whose target is a child.
+func (e *edgeRoutes) ofTarget() []string {
+	if !e.k.ToChild {
+		return nil
+	}
+	return []string{codeNotFound, codeTargetGone}
+}
+
 func (e *edgeRoutes) singleRoutes() {
 	kind := a(e.k.Name)
 	put := e.route("put", http.MethodPut, e.path(), tokens.RoleWrite, http.StatusCreated, words{"put-" + e.dashed, "Put " + kind,
 		"201 if the edge is new, 200 if it existed. A request that changes nothing makes no event."})
-	put.codes, put.answer = e.self(), e.entity
+	put.codes, put.answer = append(e.self(), e.ofTarget()...), e.entity
+	if e.k.ToChild {
+		put.description += fmt.Sprintf(" 404 if the %[1]s does not exist, 409 if it is deleted, hidden, removed or erased, even if the "+
+			"edge exists. When the %[1]s is erased, all edges to it are removed.", e.k.To)
+	}
 	put.extraStatuses = map[int]string{http.StatusOK: cmp.Or(e.words.texts["put 200"], "The edge existed.")}
 	remove := e.route("remove", http.MethodDelete, e.path(), tokens.RoleWrite, http.StatusNoContent,
 		words{"remove-" + e.dashed, "Remove " + kind,
@@ -210,10 +222,16 @@ func (e *edgeRoutes) singleRoutes() {
 	if len(e.k.Attributes) == 0 {
 		register(e.server, put, func(ctx context.Context, in *PairPath) (*edgeOutput, error) { return e.put(ctx, *in, nil, "") })
 	} else {
-		put.description += " The body has all attributes: missing ones get their defaults. Without a body an active edge " +
-			"keeps its attributes. With a version in If-Match, 404 if the edge does not exist."
+		put.description += " The body has all attributes: missing ones get their defaults. With a version in If-Match, 404 if the edge " +
+			"does not exist."
+		if e.k.Optional() {
+			put.description += " Without a body an active edge keeps its attributes."
+		}
 		put.body = jsonBody(attributesSchema(e.k.Attributes, written), false)
-		put.codes = append(put.codes, writing(codeVersionStale, codeNotFound)...)
+		put.codes = append(put.codes, writing(codeVersionStale)...)
+		if !slices.Contains(put.codes, codeNotFound) {
+			put.codes = append(put.codes, codeNotFound)
+		}
 		register(e.server, put, func(ctx context.Context, in *attributesInput) (*edgeOutput, error) {
 			return e.put(ctx, in.PairPath, in.Body, in.IfMatch)
 		})
@@ -244,6 +262,9 @@ func (e *edgeRoutes) attributeRoutes() {
 	r.answer = e.entity
 	r.body = jsonBody(attributesSchema(e.k.Attributes, changed), true)
 	r.codes = append(writing(codeNotFound, codeVersionStale, codeIfMatchMissing), e.self()...)
+	if e.k.ToChild {
+		r.codes = append(r.codes, codeTargetGone)
+	}
 	register(e.server, r, e.patch)
 }
 
@@ -301,10 +322,15 @@ func (e *edgeRoutes) answerTo(ctx context.Context, out store.EdgeOutcome) (*edge
 	return &edgeOutput{Status: status, ETag: etag(out.Edge.Version), WriteToken: token, Body: e.value(edgeBodyOf(out.Edge))}, nil
 }
 
+// goneBy says what became of a child that takes no edges.
+var goneBy = map[string]string{event.StateDeleted: "deleted by its author", event.StateHidden: "hidden by a moderator",
+	event.StateRemoved: "removed by a moderator", event.StateErased: "erased"}
+
 // refused turns an error of the store into the kind's problem. at points to the attributes in the
 // body.
 func (e *edgeRoutes) refused(err error, at string) error {
 	var stale *store.StaleEdgeError
+	var gone *store.TargetGoneError
 	switch {
 	case errors.Is(err, store.ErrSelf):
 		p := e.problems.problem(e.self()[0], "")
@@ -314,6 +340,10 @@ func (e *edgeRoutes) refused(err error, at string) error {
 		p := e.problems.problem(codeVersionStale, fmt.Sprintf("the %s is at version %d", e.k.Name, stale.Current.Version))
 		p.Current = &Current{e.value(edgeBodyOf(stale.Current))}
 		return p
+	case errors.As(err, &gone):
+		return e.problems.problem(codeTargetGone, fmt.Sprintf("the %s was %s", gone.Kind, goneBy[gone.State]))
+	case errors.Is(err, store.ErrTargetUnknown):
+		return e.problems.problem(codeNotFound, fmt.Sprintf("there is no such %s", e.k.To))
 	}
 	return e.attributesRefused(err, at)
 }
@@ -547,7 +577,7 @@ const (
 type direction struct {
 	name   string // reverse or forward
 	list   string // the kind's name for it, in the path and in cursors
-	of, to string // objects: the owner of the list, and its items
+	of, to string // objects or children: the owner of the list, and its items
 }
 
 // ObjectPath names the object that the answer or the request is about.

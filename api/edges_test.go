@@ -41,6 +41,7 @@ edges:
     attributes:
       role: {enum: [passer, regular], default: passer, filter: true}
       seat: {type: integer, minimum: 1, maximum: 100}
+  praise: {plural: praises, from: user, to: report, ends: [fan_id, report_id], forward: praised_reports, reverse: fans}
 children:
   report:
     plural: reports
@@ -139,13 +140,17 @@ func TestEdgesOfEveryKindGoThroughTheirRoutes(t *testing.T) {
 	stranger.token = f.newToken(t, tenant+1, "stranger", tokens.Roles()...)
 	for _, k := range set.AllEdges() {
 		t.Run(k.Name, func(t *testing.T) {
-			one := "/v1/" + k.Plural + "/7/42"
-			first := f.want(t, 201, "PUT", one, "")
-			if first.text(k.Ends[0]) != "7" || first.text(k.Ends[1]) != "42" || first.json["version"] != 1.0 ||
+			targets, attributes := f.targets(t, set, k, 3), ""
+			if own := edgeAttributes(k); strings.Contains(fmt.Sprint(own), "value") {
+				attributes = own[0]
+			}
+			to, one := targets[0], "/v1/"+k.Plural+"/7/"+targets[0]
+			first := f.want(t, 201, "PUT", one, attributes)
+			if first.text(k.Ends[0]) != "7" || first.text(k.Ends[1]) != to || first.json["version"] != 1.0 ||
 				first.Header.Get("ETag") != `"1"` || first.Header.Get("Tidings-Token") == "" {
 				t.Errorf("PUT: %v %s", first.Header, first.body)
 			}
-			if again := f.want(t, 200, "PUT", one, ""); again.body != first.body {
+			if again := f.want(t, 200, "PUT", one, attributes); again.body != first.body {
 				t.Errorf("PUT again: %s", again.body)
 			}
 			if got := f.want(t, 200, "GET", one, ""); got.body != first.body || got.Header.Get("ETag") != `"1"` {
@@ -159,16 +164,17 @@ func TestEdgesOfEveryKindGoThroughTheirRoutes(t *testing.T) {
 			f.want(t, 204, "DELETE", one, "")
 			f.want(t, 204, "DELETE", one, "")
 			f.want(t, 404, "GET", one, "")
-			f.want(t, 204, "DELETE", "/v1/"+k.Plural+"/8/42", "")
-			if back := f.want(t, 201, "PUT", one, ""); back.json["version"] != 3.0 {
+			f.want(t, 204, "DELETE", "/v1/"+k.Plural+"/8/"+to, "")
+			if back := f.want(t, 201, "PUT", one, attributes); back.json["version"] != 3.0 {
 				t.Errorf("PUT of a removed one: %s", back.body)
 			}
-			self := f.do(t, "PUT", "/v1/"+k.Plural+"/9/9", "")
-			if k.NoSelf() != (self.StatusCode == 422) || k.NoSelf() &&
-				(self.text("code") != "self-follow" || !strings.Contains(self.body, k.Ends[1])) {
+			self := f.do(t, "PUT", "/v1/"+k.Plural+"/9/9", attributes)
+			code := map[bool]string{false: "self-follow", true: "validation-failed"}[k.ToChild]
+			if refused := self.StatusCode == 422; refused != (k.NoSelf() || k.ToChild) || refused &&
+				(!strings.Contains(self.body, k.Ends[1]) || self.text("code") != code) {
 				t.Errorf("to itself: %d %s", self.StatusCode, self.body)
 			}
-			if bad := f.want(t, 422, "PUT", "/v1/"+k.Plural+"/a,b/42", ""); !strings.Contains(bad.body,
+			if bad := f.want(t, 422, "PUT", "/v1/"+k.Plural+"/a,b/"+to, attributes); !strings.Contains(bad.body,
 				fmt.Sprintf(`"parameter":%q`, k.Ends[0])) {
 				t.Errorf("a bad id: %s", bad.body)
 			}
@@ -179,7 +185,7 @@ func TestEdgesOfEveryKindGoThroughTheirRoutes(t *testing.T) {
 					continue
 				}
 				types = append(types, e.Type)
-				if e.ID != "42" || e.Payload[k.Ends[1]] != "42" || e.Payload["actor"] != "tester" ||
+				if e.ID != to || e.Payload[k.Ends[1]] != to || e.Payload["actor"] != "tester" ||
 					(e.Payload["attributes"] != nil) != (len(k.Attributes) > 0) {
 					t.Errorf("event %+v", e)
 				}
@@ -190,11 +196,15 @@ func TestEdgesOfEveryKindGoThroughTheirRoutes(t *testing.T) {
 
 			const put, remove = "put", "remove"
 			op := func(op, from, to string) string {
-				return fmt.Sprintf(`{"op":%q,%q:%q,%q:%q}`, op, k.Ends[0], from, k.Ends[1], to)
+				more := ""
+				if op == put && attributes != "" {
+					more = `,"attributes":` + attributes
+				}
+				return fmt.Sprintf(`{"op":%q,%q:%q,%q:%q%s}`, op, k.Ends[0], from, k.Ends[1], to, more)
 			}
 			batch := f.want(t, 200, "POST", "/v1/"+k.Plural+":batch",
-				`{"operations":[`+strings.Join([]string{op(put, "7", "43"), op(put, "7", "43"), op(remove, "7", "43"), op(put, "..", "1"),
-					op("nope", "1", "2")}, ",")+`]}`)
+				`{"operations":[`+strings.Join([]string{op(put, "7", targets[1]), op(put, "7", targets[1]),
+					op(remove, "7", targets[1]), op(put, "..", to), op("nope", "1", to)}, ",")+`]}`)
 			items := itemsOf(batch)
 			var statuses []any
 			for _, i := range items {
@@ -203,23 +213,39 @@ func TestEdgesOfEveryKindGoThroughTheirRoutes(t *testing.T) {
 			if diff := cmp.Diff([]any{201.0, 200.0, 204.0, 422.0, 422.0}, statuses); diff != "" {
 				t.Errorf("batch (-want +got):\n%s in %s", diff, batch.body)
 			}
-			if entity, _ := items[0][k.Name].(map[string]any); entity[k.Ends[1]] != "43" || items[0]["token"] == nil {
+			if entity, _ := items[0][k.Name].(map[string]any); entity[k.Ends[1]] != targets[1] || items[0]["token"] == nil {
 				t.Errorf("batch: %v", items[0])
 			}
 			check := f.want(t, 200, "POST", "/v1/"+k.Plural+":check",
-				fmt.Sprintf(`{"pairs":[{%q:"7",%q:"42"},{%[1]q:"1",%q:"2"}]}`, k.Ends[0], k.Ends[1]))
-			if items := itemsOf(check); len(items) != 2 || items[1][k.Ends[1]] != "2" {
+				fmt.Sprintf(`{"pairs":[{%q:"7",%q:%q},{%[1]q:"1",%[2]q:%[4]q}]}`, k.Ends[0], k.Ends[1], to, targets[2]))
+			if items := itemsOf(check); len(items) != 2 || items[1][k.Ends[1]] != targets[2] {
 				t.Errorf("check: %s", check.body)
 			}
-			for _, path := range []string{set.Objects[k.To].Plural + "/42/" + k.Reverse, set.Objects[k.From].Plural + "/7/" + k.Forward,
-				k.Plural + "/7/42/versions", set.Objects[k.To].Plural + "/42/counts"} {
+			for _, path := range []string{set.Plural(k.To) + "/" + to + "/" + k.Reverse, set.Plural(k.From) + "/7/" + k.Forward,
+				k.Plural + "/7/" + to + "/versions", set.Plural(k.To) + "/" + to + "/counts"} {
 				f.want(t, 200, "GET", "/v1/"+path, "")
 			}
-			if counts := f.want(t, 200, "GET", "/v1/"+set.Objects[k.To].Plural+"/42/counts", ""); counts.json[k.Reverse] == nil {
+			if counts := f.want(t, 200, "GET", "/v1/"+set.Plural(k.To)+"/"+to+"/counts", ""); counts.json[k.Reverse] == nil {
 				t.Errorf("counts: %s", counts.body)
 			}
 		})
 	}
+}
+
+// targets returns ids to which edges of the kind may lead: for edges to children, those of new
+// children.
+func (f fixture) targets(t *testing.T, set *kinds.Set, k kinds.Edge, n int) (all []string) {
+	t.Helper()
+	child, is := set.Child(k.To)
+	for i := range n {
+		if !is {
+			all = append(all, fmt.Sprint(42+i))
+			continue
+		}
+		under := fmt.Sprintf("/v1/%s/5/%s", set.Objects[child.Parent], child.Plural)
+		all = append(all, f.want(t, 201, "POST", under, fmt.Sprintf(`{"author_id":"%d","body":"body"}`, 100+i)).text(child.Names().ID))
+	}
+	return all
 }
 
 func TestAttributesOfAnEdge(t *testing.T) {

@@ -59,22 +59,27 @@ var (
 )
 
 func init() {
-	for name, o := range kinds.Builtin().Objects {
-		plural := o.Plural
-		walkBodies["count-"+plural] = []string{`{"ids":["$user","$post"]}`}
-		walkBodies["check-"+plural] = []string{`{"user_id":"$user","ids":["$followee","$post"]}`}
+	for _, name := range kinds.Builtin().Ends() {
 		walkBodies["remove-"+name+"-edges"] = []string{``, `{"direction":"to"}`}
 	}
 	for _, k := range kinds.Builtin().AllEdges() {
 		if k.Name == "follow" {
 			continue
 		}
-		pair := fmt.Sprintf(`"%s":"$user","%s":"$post"`, k.Ends[0], k.Ends[1])
-		walkBodies["check-"+k.Plural] = []string{`{"pairs":[{` + pair + `}]}`}
-		walkBodies["batch-"+k.Plural] = []string{`{"operations":[{"op":"remove",` + pair + `},{"op":"put",` + pair + `}]}`}
-		if len(k.Attributes) > 0 {
-			walkBodies["put-"+k.Name], walkBodies["patch-"+k.Name] = []string{`{"role":"owner"}`, `{}`}, []string{`{"role":"moderator"}`}
+		target, name, plural := "$post", strings.ReplaceAll(k.Name, "_", "-"), strings.ReplaceAll(k.Plural, "_", "-")
+		if k.ToChild {
+			target = "$" + k.To
 		}
+		pair, attributes := fmt.Sprintf(`"%s":"$user","%s":"%s"`, k.Ends[0], k.Ends[1], target), ""
+		if own := edgeAttributes(k); len(own) > 0 {
+			attributes = `,"attributes":` + own[0]
+			walkBodies["put-"+name], walkBodies["patch-"+name] = own[:1], own[1:]
+			if !strings.Contains(own[0], "value") {
+				walkBodies["put-"+name] = []string{own[0], `{}`}
+			}
+		}
+		walkBodies["check-"+plural] = []string{`{"pairs":[{` + pair + `}]}`}
+		walkBodies["batch-"+plural] = []string{`{"operations":[{"op":"remove",` + pair + `},{"op":"put",` + pair + attributes + `}]}`}
 	}
 	for _, k := range kinds.Builtin().AllChildren() {
 		if k.Name == "comment" {
@@ -93,6 +98,17 @@ func init() {
 			`{"op":"edit",%q:"$%s","body":"mine"%s,"if_match":"*"},{"op":"delete",%[3]q:"$%[4]s","if_match":1}]}`, n.Parent, create,
 			n.ID, k.Name, attributes)}
 	}
+}
+
+// edgeAttributes returns two values of the attributes of a kind, or none if it has no attributes.
+func edgeAttributes(k kinds.Edge) []string {
+	switch _, votes := k.Attributes["value"]; {
+	case len(k.Attributes) == 0:
+		return nil
+	case votes:
+		return []string{`{"value":1}`, `{"value":-1}`}
+	}
+	return []string{`{"role":"owner"}`, `{"role":"moderator"}`}
 }
 
 func (w world) fill(text string) string {
@@ -253,20 +269,29 @@ func (f fixture) populate(t *testing.T, secret string) world {
 	for _, pair := range []string{"$user/1", "$user/7000000000008", "1/$followee", "7000000000008/$followee", "1/$user", "2/$user"} {
 		put(201, "PUT", "/v1/follows/"+pair, "") // so that every list has a second page
 	}
-	for _, k := range kinds.Builtin().AllEdges() {
-		if k.Name != "follow" {
-			put(201, "PUT", "/v1/"+k.Plural+"/$user/$post", "")
-			put(204, "DELETE", "/v1/"+k.Plural+"/$user/$post", "")
-			for _, pair := range []string{"$user/$post", "$followee/$post", "$user/$followee"} {
-				put(201, "PUT", "/v1/"+k.Plural+"/"+pair, "")
-			}
-		}
-	}
 	first := put(201, "POST", "/v1/posts/$post/comments", `{"author_id":"$user","body":"body `+secret+`"}`, w.fill("Idempotency-Key: $key"))
 	w["comment"], w["slug"] = first.text("comment_id"), first.text("slug")
 	put(200, "PATCH", "/v1/comments/$comment", `{"body":"another body `+secret+`"}`, `If-Match: "1"`)
 	for range 2 {
-		put(201, "POST", "/v1/posts/$post/comments", `{"author_id":"$user","body":"reply `+secret+`","parent_id":"$comment"}`)
+		w["reply"] = put(201, "POST", "/v1/posts/$post/comments", `{"author_id":"$user","body":"reply `+secret+`","parent_id":"$comment"}`).
+			text("comment_id")
+	}
+	for _, k := range kinds.Builtin().AllEdges() {
+		if k.Name == "follow" {
+			continue
+		}
+		targets, body := []string{"$post", "$followee"}, ""
+		if k.ToChild {
+			targets = []string{"$comment", "$reply"}
+		}
+		if own := edgeAttributes(k); len(own) > 0 {
+			body = own[1]
+		}
+		put(201, "PUT", "/v1/"+k.Plural+"/$user/"+targets[0], body)
+		put(204, "DELETE", "/v1/"+k.Plural+"/$user/"+targets[0], "")
+		for _, pair := range []string{"$user/" + targets[0], "$followee/" + targets[0], "$user/" + targets[1]} {
+			put(201, "PUT", "/v1/"+k.Plural+"/"+pair, body)
+		}
 	}
 	put(200, "PUT", "/v1/posts/$post/thread", `{"title":"title `+secret+`"}`)
 	put(200, "PUT", "/v1/posts/$post/thread", `{"title":"another title `+secret+`","premoderated":true}`, `If-Match: "1"`)
@@ -318,7 +343,8 @@ func TestATenantFindsNothingOfAnothers(t *testing.T) {
 	theirs := f.populate(t, secret)
 	nobodys := world{"user": "8000000000001", "followee": "8000000000002", "post": "8000000000005", "dlq": "8000001",
 		"key":     "key-8000000000009",
-		"comment": "01890000-0000-7000-8000-000000000001", "review": "01890000-0000-7000-8000-000000000002",
+		"comment": "01890000-0000-7000-8000-000000000001", "reply": "01890000-0000-7000-8000-000000000005",
+		"review":  "01890000-0000-7000-8000-000000000002",
 		"message": "01890000-0000-7000-8000-000000000003", "removal": "01890000-0000-4000-8000-000000000004", "slug": "zzzzzzzz",
 		"cursor": "bm9ib2R5IGhhcyBnaXZlbiB0aGlzIGN1cnNvciB0byBhbnlib2R5", "token": "bm9ib2R5IGhhcyBnaXZlbiB0aGlzIHRva2Vu"}
 

@@ -116,7 +116,7 @@ type EdgeKind struct {
 	Name       string         `json:"name" example:"follow"`
 	Plural     string         `json:"plural" doc:"The name in paths." example:"follows"`
 	From       string         `json:"from" doc:"The object that the edges lead from." example:"user"`
-	To         string         `json:"to" example:"user"`
+	To         string         `json:"to" doc:"The object, or the kind of children, that the edges lead to." example:"user"`
 	Ends       []string       `json:"ends" nullable:"false" doc:"The names of both ids in paths and bodies." example:"[\"follower_id\",\"followee_id\"]"`
 	Forward    string         `json:"forward" doc:"The list of an origin." example:"following"`
 	Reverse    string         `json:"reverse" doc:"The list of a target." example:"followers"`

@@ -73,6 +73,7 @@ const (
 	codeThreadLocked      = "thread-locked"
 	codeCommentGone       = "comment-gone"
 	codeChildGone         = "child-gone"
+	codeTargetGone        = "target-gone"
 	codeAlreadyWritten    = "already-written"
 	codeVersionStale      = "version-stale"
 	codeRequestTooLarge   = "request-too-large"
@@ -132,6 +133,7 @@ func problemKinds() []problemKind {
 		{Code: codeThreadLocked, Status: 409, Title: "The thread is locked and takes no comments", is: store.ErrThreadLocked},
 		{Code: codeCommentGone, Status: 409, Title: "The comment's state does not allow this change; current shows it"},
 		{Code: codeChildGone, Status: 409, Title: "The state does not allow this change; current shows it"},
+		{Code: codeTargetGone, Status: 409, Title: "The target takes no edges, because it was deleted, hidden, removed or erased"},
 		{Code: codeAlreadyWritten, Status: 409,
 			Title: "The author has already written one for this object; current and Location name it"},
 		{Code: codeExportOutdated, Status: 410, Title: "The export no longer joins the streams, because an erasure began or a stream " +

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"net/http"
 	"slices"
 	"time"
@@ -91,19 +90,16 @@ type removalOutput struct{ Body EdgeRemoval }
 
 const removalPath = "/v1/edge-removals/"
 
-// removalRoutes registers the routes that remove all edges of an object, for each object at an end
-// of a kind of edges.
+// removalRoutes registers the routes that remove all edges of an object, for each object and each
+// kind of children at an end of a kind of edges.
 func (s *server) removalRoutes() {
-	for _, object := range slices.Sorted(maps.Keys(s.kinds.Objects)) {
+	for _, object := range s.kinds.Ends() {
 		ended := slices.DeleteFunc(s.kinds.AllEdges(), func(k kinds.Edge) bool { return len(k.EndsAt(object)) == 0 })
-		if len(ended) == 0 {
-			continue
-		}
 		var names []any
 		for _, k := range ended {
 			names = append(names, k.Name)
 		}
-		plural := s.kinds.Objects[object].Plural
+		plural := s.kinds.Plural(object)
 		register(s, route{
 			method: http.MethodPost, path: "/v1/" + plural + "/{owner_id}:remove-edges",
 			id:  "remove-" + dashed(object) + "-edges",

@@ -10,13 +10,15 @@ import (
 
 // BuiltinKinds has the operations on the kinds and the objects that every installation has.
 type BuiltinKinds struct {
-	Follows     Follows
-	Likes       Likes
-	Memberships Memberships
-	Shares      Shares
-	Comments    Comments
-	Messages    Messages
-	Reviews     Reviews
+	Follows      Follows
+	Likes        Likes
+	CommentLikes CommentLikes
+	Memberships  Memberships
+	Shares       Shares
+	Votes        Votes
+	Comments     Comments
+	Messages     Messages
+	Reviews      Reviews
 
 	Conversations Objects[ConversationCounts, ConversationNumbers]
 	Groups        Groups
@@ -29,9 +31,12 @@ func builtinKinds(c *core) BuiltinKinds {
 	var k BuiltinKinds
 	k.Follows.Edges = edges[Follow, FollowRelation, FollowVersion](c, followKind)
 	k.Likes.Edges = edges[Like, LikeRelation, LikeVersion](c, likeKind)
+	k.CommentLikes.Edges = edges[LikeComment, LikeCommentRelation, LikeCommentVersion](c, likeCommentKind)
 	k.Memberships.Edges = edges[Membership, MembershipRelation, MembershipVersion](c, membershipKind)
 	k.Shares.Edges = edges[Share, ShareRelation, ShareVersion](c, shareKind)
+	k.Votes.Edges = edges[Vote, VoteRelation, VoteVersion](c, voteKind)
 	k.Comments.Children = children[Comment, NewComment, CommentEdit, CommentVersion](c, commentKind)
+	k.Comments.Objects = objects[CommentCounts, CommentNumbers](c, "comments")
 	k.Messages.Children = children[Message, NewMessage, MessageEdit, MessageVersion](c, messageKind)
 	k.Reviews.Children = children[Review, NewReview, ReviewEdit, ReviewVersion](c, reviewKind)
 	k.Conversations = objects[ConversationCounts, ConversationNumbers](c, "conversations")
@@ -121,6 +126,46 @@ func (e Likes) Likers(post ID, opts ...Option) *List[UserEntry] {
 // ByUser lists the posts in a user's likes, newest first.
 func (e Likes) ByUser(user ID, opts ...Option) *List[PostEntry] {
 	return lazily[PostEntry](e.core, e.forward(user), true, opts)
+}
+
+var likeCommentKind = edgeKind{name: "like_comment", plural: "comment_likes", ends: [2]string{"user_id", "comment_id"},
+	from: "user", to: "comment", fromPath: "users", toPath: "comments", forward: "liked_comments", reverse: "likers",
+	self: false}
+
+// LikeComment is an edge from a user to a comment.
+type LikeComment struct {
+	UserID    ID `json:"user_id"`
+	CommentID ID `json:"comment_id"`
+	EdgeState
+}
+
+// LikeCommentVersion is a like_comment at one version.
+type LikeCommentVersion struct {
+	VersionInfo
+	LikeComment LikeComment `json:"like_comment"`
+}
+
+// LikeCommentRelation says whether a like_comment exists.
+type LikeCommentRelation struct {
+	UserID       ID        `json:"user_id"`
+	CommentID    ID        `json:"comment_id"`
+	Active       bool      `json:"active"`
+	PositionedAt time.Time `json:"positioned_at,omitzero"` // when Active last became true
+}
+
+// CommentLikes has the operations on comment_likes.
+type CommentLikes struct {
+	Edges[LikeComment, LikeCommentRelation, LikeCommentVersion]
+}
+
+// Likers lists the likers of a comment, newest first.
+func (e CommentLikes) Likers(comment ID, opts ...Option) *List[UserEntry] {
+	return lazily[UserEntry](e.core, e.reverse(comment), true, opts)
+}
+
+// LikedComments lists the comments in a user's comment_likes, newest first.
+func (e CommentLikes) LikedComments(user ID, opts ...Option) *List[CommentEntry] {
+	return lazily[CommentEntry](e.core, e.forward(user), true, opts)
 }
 
 var membershipKind = edgeKind{name: "membership", plural: "memberships", ends: [2]string{"user_id", "group_id"},
@@ -237,6 +282,86 @@ func (e Shares) ByUser(user ID, opts ...Option) *List[PostEntry] {
 	return lazily[PostEntry](e.core, e.forward(user), true, opts)
 }
 
+var voteKind = edgeKind{name: "vote", plural: "votes", ends: [2]string{"user_id", "comment_id"},
+	from: "user", to: "comment", fromPath: "users", toPath: "comments", forward: "voted_comments", reverse: "voters",
+	self: false}
+
+// Vote is an edge from a user to a comment.
+type Vote struct {
+	UserID    ID `json:"user_id"`
+	CommentID ID `json:"comment_id"`
+	EdgeState
+	Attributes VoteAttributes `json:"attributes"`
+}
+
+// VoteAttributes are the attributes of a vote.
+type VoteAttributes struct {
+	Value int64 `json:"value"` // -1 or 1
+}
+
+// VoteChanges has the attributes that a write sets.
+type VoteChanges struct {
+	Value int64 `json:"value,omitempty"` // -1 or 1; 0: no change in Patch
+}
+
+// Ends implements VersionedEdge.
+func (e Vote) Ends() (from, to ID, version int64) { return e.UserID, e.CommentID, e.Version }
+
+// VoteVersion is a vote at one version.
+type VoteVersion struct {
+	VersionInfo
+	Vote Vote `json:"vote"`
+}
+
+// VoteRelation says whether a vote exists.
+type VoteRelation struct {
+	UserID       ID        `json:"user_id"`
+	CommentID    ID        `json:"comment_id"`
+	Active       bool      `json:"active"`
+	PositionedAt time.Time `json:"positioned_at,omitzero"` // when Active last became true
+}
+
+// VoterEntry is a user in the list of a comment's voters.
+type VoterEntry struct {
+	UserID       ID             `json:"user_id"`
+	PositionedAt time.Time      `json:"positioned_at"` // the list's order, newest first
+	Attributes   VoteAttributes `json:"attributes"`
+}
+
+// VotedCommentEntry is a comment in the list of a user's voted_comments.
+type VotedCommentEntry struct {
+	CommentID    ID             `json:"comment_id"`
+	PositionedAt time.Time      `json:"positioned_at"` // the list's order, newest first
+	Attributes   VoteAttributes `json:"attributes"`
+}
+
+// VoteLink says whether a vote exists.
+type VoteLink struct {
+	Link
+	Attributes VoteAttributes `json:"attributes,omitzero"` // only if Active
+}
+
+// Votes has the operations on votes.
+type Votes struct {
+	AttributedEdges[Vote, VoteRelation, VoteVersion, VoteChanges]
+}
+
+// Voters lists the voters of a comment, newest first.
+func (e Votes) Voters(comment ID, opts ...Option) *List[VoterEntry] {
+	return lazily[VoterEntry](e.core, e.reverse(comment), true, opts)
+}
+
+// VotedComments lists the comments in a user's votes, newest first.
+func (e Votes) VotedComments(user ID, opts ...Option) *List[VotedCommentEntry] {
+	return lazily[VotedCommentEntry](e.core, e.forward(user), true, opts)
+}
+
+// CommentEntry is a comment in a list of edges.
+type CommentEntry struct {
+	CommentID    ID        `json:"comment_id"`
+	PositionedAt time.Time `json:"positioned_at"` // the list's order, newest first
+}
+
 // PostEntry is a post in a list of edges.
 type PostEntry struct {
 	PostID       ID        `json:"post_id"`
@@ -262,6 +387,7 @@ type Comment struct {
 	Depth     int    `json:"depth"` // 1 for a comment that replies to none
 	Body      string `json:"body,omitempty"`
 	ChildState
+	Counts *CommentNumbers `json:"counts,omitempty"` // of the lists of CountsIn; the others are zero
 }
 
 // Ref implements Versioned.
@@ -298,6 +424,7 @@ type CommentSummary struct {
 // Comments has the operations on comments.
 type Comments struct {
 	ThreadedChildren[Comment, NewComment, CommentEdit, CommentVersion]
+	Objects[CommentCounts, CommentNumbers] // of the edges to comments
 }
 
 // Summary counts a post's comments.
@@ -515,7 +642,12 @@ func (c *ConversationCounts) asOf() time.Time { return c.AsOf }
 
 // GroupNumbers are the counts of a group among many.
 type GroupNumbers struct {
-	Members int64 `json:"members"`
+	Members    int64 `json:"members"`
+	Aggregates struct {
+		Members struct {
+			Role EdgeAggregate `json:"role"`
+		} `json:"members"`
+	} `json:"aggregates"`
 }
 
 // GroupCounts are the counts of a group.
@@ -595,11 +727,13 @@ func (c *ProductCounts) asOf() time.Time { return c.AsOf }
 
 // UserNumbers are the counts of a user among many.
 type UserNumbers struct {
-	Followers int64 `json:"followers"`
-	Following int64 `json:"following"`
-	Groups    int64 `json:"groups"`
-	Likes     int64 `json:"likes"`
-	Shares    int64 `json:"shares"`
+	Followers     int64 `json:"followers"`
+	Following     int64 `json:"following"`
+	Groups        int64 `json:"groups"`
+	LikedComments int64 `json:"liked_comments"`
+	Likes         int64 `json:"likes"`
+	Shares        int64 `json:"shares"`
+	VotedComments int64 `json:"voted_comments"`
 }
 
 // UserCounts are the counts of a user.
@@ -622,4 +756,38 @@ type UserCheck struct {
 // has the kinds to check; empty: all.
 func (o Users) Check(ctx context.Context, user ID, ids []ID, edges []string, opts ...Option) ([]UserCheck, error) {
 	return check[UserCheck](ctx, o.Objects, "user", user, ids, edges, opts)
+}
+
+// CommentNumbers are the counts of a comment among many.
+type CommentNumbers struct {
+	Likers     int64 `json:"likers"`
+	Voters     int64 `json:"voters"`
+	Aggregates struct {
+		Voters struct {
+			Value EdgeAggregate `json:"value"`
+		} `json:"voters"`
+	} `json:"aggregates"`
+}
+
+// CommentCounts are the counts of a comment.
+type CommentCounts struct {
+	CommentNumbers
+	AsOf time.Time `json:"as_of"`
+}
+
+func (c *CommentCounts) asOf() time.Time { return c.AsOf }
+
+// CommentCheck says which edges lead to a comment. The kinds that were not checked are zero.
+type CommentCheck struct {
+	ID    ID `json:"id"`
+	Edges struct {
+		LikeComment Link     `json:"like_comment,omitzero"`
+		Vote        VoteLink `json:"vote,omitzero"`
+	} `json:"edges"`
+}
+
+// Check checks which edges lead from a user to each of up to 200 comments, in the order of ids. edges
+// has the kinds to check; empty: all.
+func (o Comments) Check(ctx context.Context, user ID, ids []ID, edges []string, opts ...Option) ([]CommentCheck, error) {
+	return check[CommentCheck](ctx, o.Objects, "user", user, ids, edges, opts)
 }

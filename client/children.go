@@ -112,6 +112,15 @@ func ask[T any, C Versioned, N, D, V any](ctx context.Context, c Children[C, N, 
 	return fetch[T](ctx, c.core, of(kind).named(kind.names))
 }
 
+// RemoveEdges requests the removal of the edges to a child, of a kind to which edges lead. The
+// removal runs in the background: Client.EdgeRemoval reads its progress. A repeated request is
+// safe.
+func (c Children[C, N, D, V]) RemoveEdges(ctx context.Context, id string, which EdgesToRemove, opts ...Option) (EdgeRemoval, error) {
+	return ask[EdgeRemoval](ctx, c, func(k childKind) *call {
+		return newCall(http.MethodPost, k.one(id)+":remove-edges", opts).json(which).repeatable()
+	})
+}
+
 // where returns a function that finds the path of a list of the kind.
 func (c Children[C, N, D, V]) where(path func(childKind) string) func(context.Context) (string, names, error) {
 	return func(ctx context.Context) (string, names, error) {

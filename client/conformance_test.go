@@ -108,24 +108,24 @@ func objectMethods[T, N any](all map[string]method, plural string, of func(*clie
 }
 
 // edgeMethods returns the methods of every kind of edges.
-func edgeMethods[E, R, V any](all map[string]method, put, get, remove, versions, plural string,
+func edgeMethods[E, R, V any](all map[string]method, put, get, remove, versions, plural string, to client.ID,
 	of func(*client.Client) client.Edges[E, R, V]) {
 	all[put] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (E, error) {
-		return of(c).Put(ctx, "7", "42", o...)
+		return of(c).Put(ctx, "7", to, o...)
 	})
 	all[get] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (E, error) {
-		return of(c).Get(ctx, "7", "42", o...)
+		return of(c).Get(ctx, "7", to, o...)
 	})
 	all[remove] = bare(func(ctx context.Context, c *client.Client, o []client.Option) error {
-		return of(c).Remove(ctx, "7", "42", o...)
+		return of(c).Remove(ctx, "7", to, o...)
 	})
-	all[versions] = listed(func(c *client.Client, o []client.Option) *client.List[V] { return of(c).Versions("7", "42", o...) })
+	all[versions] = listed(func(c *client.Client, o []client.Option) *client.List[V] { return of(c).Versions("7", to, o...) })
 	all["check-"+plural] = typed(func(ctx context.Context, c *client.Client, o []client.Option) ([]R, error) {
-		return of(c).Check(ctx, []client.Pair{{From: "7", To: "42"}}, o...)
+		return of(c).Check(ctx, []client.Pair{{From: "7", To: to}}, o...)
 	})
 	all["batch-"+plural] = batched(func(ctx context.Context, c *client.Client,
 		o []client.Option) func(func(client.Outcome[E], error) bool) {
-		return of(c).Batch(ctx, slices.Values([]client.Operation[E]{of(c).PutOp("7", "42"), of(c).RemoveOp("7", "42")}), o...)
+		return of(c).Batch(ctx, slices.Values([]client.Operation[E]{of(c).PutOp("7", to), of(c).RemoveOp("7", to)}), o...)
 	})
 }
 
@@ -157,22 +157,59 @@ func childMethods[C client.Versioned, N, D, V any](all map[string]method, name, 
 // methods has the method of every operation, by operationId.
 func methods() map[string]method {
 	all := make(map[string]method)
-	edgeMethods(all, "put-follow", "get-follow", "remove-follow", "list-follow-versions", "follows",
+	edgeMethods(all, "put-follow", "get-follow", "remove-follow", "list-follow-versions", "follows", "42",
 		func(c *client.Client) client.Edges[client.Follow, client.FollowRelation, client.FollowVersion] {
 			return c.Follows.Edges
 		})
-	edgeMethods(all, "put-like", "get-like", "remove-like", "list-like-versions", "likes",
+	edgeMethods(all, "put-like", "get-like", "remove-like", "list-like-versions", "likes", "42",
 		func(c *client.Client) client.Edges[client.Like, client.LikeRelation, client.LikeVersion] {
 			return c.Likes.Edges
 		})
-	edgeMethods(all, "put-share", "get-share", "remove-share", "list-share-versions", "shares",
+	edgeMethods(all, "put-share", "get-share", "remove-share", "list-share-versions", "shares", "42",
 		func(c *client.Client) client.Edges[client.Share, client.ShareRelation, client.ShareVersion] {
 			return c.Shares.Edges
 		})
-	edgeMethods(all, "put-membership", "get-membership", "remove-membership", "list-membership-versions", "memberships",
+	edgeMethods(all, "put-membership", "get-membership", "remove-membership", "list-membership-versions", "memberships", "42",
 		func(c *client.Client) client.Edges[client.Membership, client.MembershipRelation, client.MembershipVersion] {
 			return c.Memberships.Edges
 		})
+	edgeMethods(all, "put-like-comment", "get-like-comment", "remove-like-comment", "list-like-comment-versions", "comment-likes",
+		exampleUUID,
+		func(c *client.Client) client.Edges[client.LikeComment, client.LikeCommentRelation, client.LikeCommentVersion] {
+			return c.CommentLikes.Edges
+		})
+	edgeMethods(all, "put-vote", "get-vote", "remove-vote", "list-vote-versions", "votes", exampleUUID,
+		func(c *client.Client) client.Edges[client.Vote, client.VoteRelation, client.VoteVersion] {
+			return c.Votes.Edges
+		})
+	up := client.VoteChanges{Value: 1}
+	all["put-vote"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.Vote, error) {
+		return c.Votes.PutWith(ctx, "7", exampleUUID, up, append(o, client.IfMatch(3))...)
+	})
+	all["patch-vote"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.Vote, error) {
+		vote := client.Vote{UserID: "7", CommentID: exampleUUID, EdgeState: client.EdgeState{Version: 3}}
+		return c.Votes.Patch(ctx, vote, up, o...)
+	})
+	all["remove-vote"] = bare(func(ctx context.Context, c *client.Client, o []client.Option) error {
+		return c.Votes.Remove(ctx, "7", exampleUUID, append(o, client.IfMatchAny())...)
+	})
+	all["batch-votes"] = batched(func(ctx context.Context, c *client.Client,
+		o []client.Option) func(func(client.Outcome[client.Vote], error) bool) {
+		return c.Votes.Batch(ctx, slices.Values([]client.Operation[client.Vote]{c.Votes.PutWithOp("7", exampleUUID, up).IfVersion(3),
+			c.Votes.RemoveOp("7", exampleUUID).IfAny()}), o...)
+	})
+	all["list-comment-likers"] = listed(func(c *client.Client, o []client.Option) *client.List[client.UserEntry] {
+		return c.CommentLikes.Likers(exampleUUID, o...)
+	})
+	all["list-user-liked-comments"] = listed(func(c *client.Client, o []client.Option) *client.List[client.CommentEntry] {
+		return c.CommentLikes.LikedComments("7", o...)
+	})
+	all["list-comment-voters"] = listed(func(c *client.Client, o []client.Option) *client.List[client.VoterEntry] {
+		return c.Votes.Voters(exampleUUID, o...)
+	})
+	all["list-user-voted-comments"] = listed(func(c *client.Client, o []client.Option) *client.List[client.VotedCommentEntry] {
+		return c.Votes.VotedComments("7", o...)
+	})
 	owner, member := client.MembershipChanges{Role: "owner"},
 		client.Membership{UserID: "7", GroupID: "42", EdgeState: client.EdgeState{Version: 3}}
 	all["put-membership"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.Membership, error) {
@@ -352,6 +389,9 @@ func methods() map[string]method {
 	all["remove-group-edges"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.EdgeRemoval, error) {
 		return c.Groups.RemoveEdges(ctx, "7", which, o...)
 	})
+	all["remove-comment-edges"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.EdgeRemoval, error) {
+		return c.Comments.RemoveEdges(ctx, exampleUUID, which, o...)
+	})
 	all["get-edge-removal"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.EdgeRemoval, error) {
 		return c.EdgeRemoval(ctx, exampleUUID, o...)
 	})
@@ -360,14 +400,16 @@ func methods() map[string]method {
 	})
 
 	exports := map[string]func(*client.Client, ...client.Option) *client.Export{
-		"follows":     func(c *client.Client, o ...client.Option) *client.Export { return c.Follows.Export(o...) },
-		"likes":       func(c *client.Client, o ...client.Option) *client.Export { return c.Likes.Export(o...) },
-		"shares":      func(c *client.Client, o ...client.Option) *client.Export { return c.Shares.Export(o...) },
-		"memberships": func(c *client.Client, o ...client.Option) *client.Export { return c.Memberships.Export(o...) },
-		"comments":    func(c *client.Client, o ...client.Option) *client.Export { return c.Comments.Export(o...) },
-		"messages":    func(c *client.Client, o ...client.Option) *client.Export { return c.Messages.Export(o...) },
-		"reviews":     func(c *client.Client, o ...client.Option) *client.Export { return c.Reviews.Export(o...) },
-		"threads":     func(c *client.Client, o ...client.Option) *client.Export { return c.ExportSettings(o...) },
+		"follows":       func(c *client.Client, o ...client.Option) *client.Export { return c.Follows.Export(o...) },
+		"likes":         func(c *client.Client, o ...client.Option) *client.Export { return c.Likes.Export(o...) },
+		"shares":        func(c *client.Client, o ...client.Option) *client.Export { return c.Shares.Export(o...) },
+		"memberships":   func(c *client.Client, o ...client.Option) *client.Export { return c.Memberships.Export(o...) },
+		"comment-likes": func(c *client.Client, o ...client.Option) *client.Export { return c.CommentLikes.Export(o...) },
+		"votes":         func(c *client.Client, o ...client.Option) *client.Export { return c.Votes.Export(o...) },
+		"comments":      func(c *client.Client, o ...client.Option) *client.Export { return c.Comments.Export(o...) },
+		"messages":      func(c *client.Client, o ...client.Option) *client.Export { return c.Messages.Export(o...) },
+		"reviews":       func(c *client.Client, o ...client.Option) *client.Export { return c.Reviews.Export(o...) },
+		"threads":       func(c *client.Client, o ...client.Option) *client.Export { return c.ExportSettings(o...) },
 	}
 	for plural, export := range exports {
 		all["export-"+plural] = func(ctx context.Context, c *client.Client, o ...client.Option) (any, error) {
@@ -705,7 +747,9 @@ func (c *conformance) read(id string, t reflect.Type, schema object) {
 		entity, _ := t.FieldByName("Entity")
 		outcome := map[string]string{"Line": "line", "Status": "status", "Replayed": "replayed", "Token": "token", "Problem": "problem"}
 		_, name, _ := strings.Cut(id, "batch-")
-		name = strings.TrimSuffix(name, "s")
+		if name = strings.TrimSuffix(name, "s"); name == "comment-like" {
+			name = "like_comment"
+		}
 		for _, member := range outcome {
 			if properties[member] == nil {
 				c.differs("%s: the document has no outcome's %s", id, member)
@@ -781,7 +825,7 @@ func (c *conformance) same(at string, t reflect.Type, schema object, depth int) 
 	case t == reflect.TypeFor[json.RawMessage]():
 		return
 	case t == reflect.TypeFor[client.ID]():
-		if !isID(schema) {
+		if !isID(schema) && !isEnd(schema) {
 			want = "an ID"
 		}
 	case t == reflect.TypeFor[time.Time]():
@@ -878,6 +922,12 @@ func isNumber(schema object) bool {
 func isID(schema object) bool {
 	pattern, _ := schema["pattern"].(string)
 	return strings.HasPrefix(pattern, "^[A-Za-z0-9._~:@")
+}
+
+// isEnd reports whether the schema is that of a child's id at an end of an edge.
+func isEnd(schema object) bool {
+	pattern, _ := schema["pattern"].(string)
+	return schema["format"] == "uuid" && strings.HasPrefix(pattern, "^[0-9a-f]{8}-(")
 }
 
 func list(v any) (all []object) {

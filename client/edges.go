@@ -240,11 +240,16 @@ func (a AnyEdges) Reverse(of ID, opts ...Option) *List[Entry] {
 	return lazily[Entry](a.core, a.reverse(of), true, opts)
 }
 
-// plural returns the plural of an object, which is its name in paths.
+// plural returns the plural of an object or a kind of children, which is its name in paths.
 func (l *KindList) plural(object string) string {
 	for _, o := range l.Objects {
 		if o.Name == object {
 			return o.Plural
+		}
+	}
+	for _, c := range l.Children {
+		if c.Name == object {
+			return c.Plural
 		}
 	}
 	return object + "s"

@@ -27,6 +27,7 @@ const (
 	CodeThreadLocked         Code = "thread-locked"
 	CodeCommentGone          Code = "comment-gone"
 	CodeChildGone            Code = "child-gone"
+	CodeTargetGone           Code = "target-gone"
 	CodeAlreadyWritten       Code = "already-written"
 	CodeVersionStale         Code = "version-stale"
 	CodeRequestTooLarge      Code = "request-too-large"
@@ -215,8 +216,8 @@ func IsInvalid(err error) bool {
 func IsStale(err error) bool { return HasCode(err, CodeVersionStale) }
 
 // IsGone reports whether the child's state does not allow the change: the child is deleted or
-// erased, or an edit meets a hidden or removed one.
-func IsGone(err error) bool { return HasCode(err, CodeCommentGone, CodeChildGone) }
+// erased, or an edit or an edge to it meets a hidden or removed one.
+func IsGone(err error) bool { return HasCode(err, CodeCommentGone, CodeChildGone, CodeTargetGone) }
 
 // IsRateLimited reports whether the token or the user made too many requests. Problem.RetryAfter is
 // how long to wait.

@@ -171,10 +171,11 @@ edges:
 	must(err)
 	fmt.Println(visit.From, visit.To, visit.Attributes["how"])
 	_, err = c.Edges("wave").Put(ctx, "7", "8")
-	fmt.Println(err)
+	var unknown *client.UnknownKindError
+	fmt.Println(errors.As(err, &unknown), unknown.Kind)
 	// Output:
 	// 7 5 train
-	// tidings: the API has no kind "wave": it has ["follow" "like" "membership" "share" "visit"]
+	// true wave
 }
 
 // Use a transport for traces, metrics and TLS, for example

@@ -149,6 +149,13 @@ type ChildCounts struct {
 	Visible int64 `json:"visible"`
 }
 
+// EdgeAggregate is what edges add up to by one attribute.
+type EdgeAggregate struct {
+	Count  int64            `json:"count"`            // edges with the attribute
+	Sum    int64            `json:"sum,omitempty"`    // of an integer
+	Values map[string]int64 `json:"values,omitempty"` // the number of edges with each value of an enum
+}
+
 // Aggregate is the count and the sum of an attribute of visible children.
 type Aggregate struct {
 	Count int64 `json:"count"`

@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -38,7 +39,7 @@ func PageSize(n int) Option { return Query("limit", strconv.Itoa(n)) }
 // Page.
 func Cursor(cursor string) Option { return Query("cursor", cursor) }
 
-// Order sorts children: oldest, newest, or threaded if the kind is threaded.
+// Order sorts children: oldest, newest, threaded if the kind is threaded, or top if edges rank it.
 func Order(order string) Option { return Query("order", order) }
 
 // Skip begins a list of children after the first n.
@@ -46,6 +47,9 @@ func Skip(n int64) Option { return Query("skip", strconv.FormatInt(n, 10)) }
 
 // Around begins a list of children so that this one is in the middle of the first page.
 func Around(id string) Option { return Query("around", id) }
+
+// CountsIn adds the counts of these lists of edges, for example likers, to each child of a list.
+func CountsIn(lists ...string) Option { return Query("counts", strings.Join(lists, ",")) }
 
 // Filter limits a list of edges to those with this value of an attribute. EdgeKind.Filters has the
 // attributes that it takes.

@@ -494,7 +494,9 @@ func TestBuiltInKindsChangeAsRowsAllow(t *testing.T) {
 	}
 	if d := cmp.Diff([]string{"children.message.attributes.mood added ", "edges.follow.partitions 0 → 16 follow",
 		"objects.user.id string → uuid in follow follow", "objects.user.id string → uuid in like like",
+		"objects.user.id string → uuid in like_comment like_comment",
 		"objects.user.id string → uuid in membership membership", "objects.user.id string → uuid in share share",
+		"objects.user.id string → uuid in vote vote",
 		"objects.user.id string → uuid in comment comment", "objects.user.id string → uuid in message message",
 		"objects.user.id string → uuid in review review"}, what); d != "" {
 		t.Error(d)

@@ -140,10 +140,18 @@ func structural[V comparable](k kindDiff, name string, was, is V) {
 	}
 }
 
+// target names what edges lead to: an object may become a kind of children of its name.
+func target(e Edge) string {
+	if e.ToChild {
+		return "the children " + e.To
+	}
+	return e.To
+}
+
 func (k kindDiff) edge(was, is Edge) {
 	structural(k, "plural", was.Plural, is.Plural)
 	structural(k, "from", was.From, is.From)
-	structural(k, "to", was.To, is.To)
+	structural(k, "to", target(was), target(is))
 	structural(k, "ends", was.Ends, is.Ends)
 	structural(k, "self", was.Self, is.Self)
 	structural(k, "partitions", was.Partitions, is.Partitions)

@@ -26,10 +26,11 @@ var (
 	reservedPaths   = []string{"asyncapi", "kinds", "moderation", "openapi", "outbox", "schemas", "threads"} // below /v1/
 	reservedFilters = []string{"around", "cursor", "filter", "limit", "order", "skip"}                       // parameters of lists
 	// below /v1/{objects}/{id}/, or among an object's counts
-	reservedLists = []string{"aggregates", "counts", "mutuals", "summary", "thread", "versions"}
-	reservedViews = regexp.MustCompile(`^(edges|children)(_|$)|^all_`)
-	reservedEdges = append(members[event.Edge](), "tenant_id", "kind")
-	reservedChild = append(members[event.Child](), "tenant_id", "kind")
+	reservedLists   = []string{"aggregates", "counts", "mutuals", "summary", "thread", "versions"}
+	reservedOfChild = []string{"moderation", "replies"} // below a child
+	reservedViews   = regexp.MustCompile(`^(edges|children)(_|$)|^all_`)
+	reservedEdges   = append(members[event.Edge](), "tenant_id", "kind")
+	reservedChild   = append(members[event.Child](), "tenant_id", "kind")
 )
 
 // members returns the names in the JSON of T that no kind renames.
@@ -92,11 +93,15 @@ func (c *checking) edge(all *Set, e Edge) Edge {
 	c.kind(e.Name, at()...)
 	c.plural(e.Plural, at("plural")...)
 	c.object(all, e.From, at("from")...)
-	if _, child := all.Children[e.To]; !child {
+	if _, e.ToChild = all.Children[e.To]; !e.ToChild {
 		c.object(all, e.To, at("to")...)
 	}
 	c.want(e.Forward, reservedLists, at("forward")...)
-	c.want(e.Reverse, reservedLists, at("reverse")...)
+	reserved := reservedLists
+	if e.ToChild {
+		reserved = slices.Concat(reservedLists, reservedOfChild)
+	}
+	c.want(e.Reverse, reserved, at("reverse")...)
 	if e.From != "" && e.To != "" {
 		for _, end := range e.Ends {
 			if !endName.MatchString(end) || slices.Contains(reservedEdges, end) {

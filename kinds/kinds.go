@@ -24,8 +24,9 @@ type Edge struct {
 	Plural string `yaml:"plural,omitempty" json:"plural"`
 	From   string `yaml:"from,omitempty" json:"from"` // an object; its id orders and pages the reverse list
 	// an object or a kind of children; its id is the aggregate id of the events
-	To   string    `yaml:"to,omitempty" json:"to"`
-	Ends [2]string `yaml:"ends,flow" json:"ends"`
+	To      string    `yaml:"to,omitempty" json:"to"`
+	ToChild bool      `yaml:"-" json:"-"` // To is a kind of children: Extend sets it
+	Ends    [2]string `yaml:"ends,flow" json:"ends"`
 	// the name of an origin's list: GET /v1/{from's plural}/{from_id}/{forward}
 	Forward string `yaml:"forward,omitempty" json:"forward"`
 	Reverse string `yaml:"reverse,omitempty" json:"reverse"` // the name of a target's list
@@ -143,6 +144,11 @@ func (e Edge) Aggregates() []string {
 	return chosen(e.Attributes, func(a Attribute) bool { return a.Aggregate })
 }
 
+// Optional reports whether a writer may give no attributes.
+func (e Edge) Optional() bool {
+	return len(chosen(e.Attributes, func(a Attribute) bool { return a.Required })) == 0
+}
+
 // Score returns the name of the attribute whose sum is the score of a target: the only aggregated
 // integer. Without one, ok is false and the score is the number of edges.
 func (e Edge) Score() (name string, ok bool) {
@@ -212,6 +218,15 @@ func (s *Set) IDs(target string) IDForm {
 // EdgesTo returns the kinds of edges to an object or to a kind of children, in the order of names.
 func (s *Set) EdgesTo(target string) []Edge {
 	return slices.DeleteFunc(s.AllEdges(), func(e Edge) bool { return e.To != target })
+}
+
+// Ends returns the objects and kinds of children at the ends of edges, in the order of names.
+func (s *Set) Ends() []string {
+	all := make(map[string]bool)
+	for _, e := range s.Edges {
+		all[e.From], all[e.To] = true, true
+	}
+	return slices.Sorted(maps.Keys(all))
 }
 
 // Has reports whether the set has a kind, of edges or children, with this name.

@@ -9,7 +9,7 @@ import (
 
 func TestTheBuiltInKindsAreThere(t *testing.T) {
 	s := kinds.Builtin()
-	if len(s.AllEdges()) != 4 || len(s.AllChildren()) != 3 {
+	if len(s.AllEdges()) != 6 || len(s.AllChildren()) != 3 {
 		t.Fatalf("%d kinds of edges, %d of children", len(s.AllEdges()), len(s.AllChildren()))
 	}
 	if got, want := s.Edges["follow"].Names(), (event.EdgeNames{From: "follower_id", To: "followee_id"}); got != want {

@@ -33,7 +33,7 @@ children:
 
 func TestAFileExtendsTheBuiltInKinds(t *testing.T) {
 	s := testkit.Kinds(t, music)
-	if len(s.AllEdges()) != 6 || len(s.AllChildren()) != 4 || s.Objects["song"].Plural != "songs" || s.Objects["user"].Plural != "users" {
+	if len(s.AllEdges()) != 8 || len(s.AllChildren()) != 4 || s.Objects["song"].Plural != "songs" || s.Objects["user"].Plural != "users" {
 		t.Errorf("%d edges, %d children, objects %v", len(s.AllEdges()), len(s.AllChildren()), s.Objects)
 	}
 	play, _ := s.Edge("play")

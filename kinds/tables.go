@@ -35,14 +35,19 @@ func (w Database) StoredSQL() string {
 }
 
 func truthEdges(e Edge) []Statement {
-	return []Statement{{"make the tables of the edges " + e.Name, `SELECT make_edge_kind($1, $2, $3, $4, $5, $6)`,
+	all := []Statement{{"make the tables of the edges " + e.Name, `SELECT make_edge_kind($1, $2, $3, $4, $5, $6)`,
 		[]any{e.Name, e.Plural, e.Ends[0], e.Ends[1], !e.NoSelf(), e.Partitions}}}
+	if e.ToChild {
+		all = append(all, Statement{"index the edges " + e.Name + " by target", `SELECT make_edges_to_children($1)`, []any{e.Name}})
+	}
+	return all
 }
 
 func truthChildren(c Child) []Statement {
 	n := c.Names()
 	return []Statement{{"make the tables of the children " + c.Name, `SELECT make_child_kind($1, $2, $3, $4, $5, $6, $7)`,
-		[]any{c.Name, c.Plural, n.ID, n.Parent, c.Threaded, c.OnePerAuthor, c.Partitions}}}
+		[]any{c.Name, c.Plural, n.ID, n.Parent, c.Threaded, c.OnePerAuthor, c.Partitions}},
+		{"let the API lock shelved children " + c.Name, `SELECT let_api_lock_shelf($1)`, []any{c.Name}}}
 }
 
 // truthNarrow gives the columns of ids in the tables of all kinds the constraints of their forms.

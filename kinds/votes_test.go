@@ -88,6 +88,7 @@ func TestWhatCannotBeRankedOrCounted(t *testing.T) {
 		"too large to sum":        {"[-1, 1]", "[-1, 2000000000]", "2000000000: want integers"},
 		"text":                    {"enum: [smile, frown]", "type: string", "only integers and enums of edges"},
 		"no such children":        {"to: answer, forward: bookmarked", "to: reply, forward: bookmarked", fmt.Sprintf(noObject, "reply")},
+		"a list of every child":   {"reverse: judges", "reverse: replies", `"replies" is reserved`},
 		"from a child":            {"user, to: answer, forward: boo", "answer, to: user, forward: boo", fmt.Sprintf(noObject, "answer")},
 	} {
 		file := strings.Replace(answers, c.old, c.new, 1)
@@ -98,4 +99,26 @@ func TestWhatCannotBeRankedOrCounted(t *testing.T) {
 			t.Errorf("%s: %v; want %s", name, err, c.want)
 		}
 	}
+}
+
+// An object that becomes a kind of children of its name gives edges to it another meaning.
+func TestEdgesLeadFromNowOnToChildren(t *testing.T) {
+	objects := testkit.Kinds(t, `
+objects: {song: songs, album: albums}
+edges: {play: {plural: plays, from: user, to: song, forward: plays, reverse: players}}
+`)
+	children := testkit.Kinds(t, `
+objects: {album: albums}
+edges: {play: {plural: plays, from: user, to: song, forward: plays, reverse: players}}
+children: {song: {plural: songs, parent: album}}
+`)
+	if objects.Edges["play"].ToChild || !children.Edges["play"].ToChild {
+		t.Error("the edges do not know what they lead to")
+	}
+	for _, c := range kinds.Changes(objects, children) {
+		if c.Path == "edges.play.to" && c.Kind == "play" {
+			return
+		}
+	}
+	t.Errorf("%+v", kinds.Changes(objects, children))
 }

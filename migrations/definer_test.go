@@ -156,11 +156,14 @@ var calls = map[string]struct {
 		version, created_at, updated_at)
 		  VALUES (1, '00000000-0000-7000-8000-000000000000', 2, 'aaaaaaaa', '00000000000001aaaaaaaa', 3, 'x', 'ACTIVE', 'NONE', 1, now(),
 		  now())`},
-	"make_child_kind": {args: `'answer', 'answers', 'answer_id', 'question_id', true, true, 2`},
-	"make_history":    {args: `'visit', '{user_id,place_id}', 'text', true`},
-	"drop_history":    {args: `'visit'`, setup: `SELECT make_history('visit', '{user_id,place_id}', 'text', false)`},
-	"drop_kind":       {args: `'visit', 'visits'`, setup: `SELECT make_edge_kind('visit', 'visits', 'user_id', 'place_id', true, 2)`},
-	"narrow_ids":      {args: `'follow', 'uuid', 'integer'`},
+	"make_child_kind":        {args: `'answer', 'answers', 'answer_id', 'question_id', true, true, 2`},
+	"let_api_lock_shelf":     {args: `'comment'`, setup: `REVOKE UPDATE (kind) ON children_archive_comment FROM tidings_api`},
+	"make_edges_to_children": {args: `'stay'`, setup: `SELECT make_edge_kind('stay', 'stays', 'user_id', 'place_id', true, 2)`},
+	"make_history":           {args: `'visit', '{user_id,place_id}', 'text', true`},
+	"drop_history":           {args: `'visit'`, setup: `SELECT make_history('visit', '{user_id,place_id}', 'text', false)`},
+	"drop_kind": {args: `'visit', 'visits'`,
+		setup: `SELECT make_edge_kind('visit', 'visits', 'user_id', 'place_id', true, 2)`},
+	"narrow_ids": {args: `'follow', 'uuid', 'integer'`},
 	"find_token": {args: `sha256('x')`, setup: `INSERT INTO api_tokens (token_hash, tenant_id, name, roles)
 		VALUES (sha256('x'), 1, 't', '{read}')`},
 	"token_limits": {args: `sha256('x')`, setup: `INSERT INTO api_tokens (token_hash, tenant_id, name, roles)
@@ -266,7 +269,8 @@ func hijack(t *testing.T, schema string) {
 		h.exec(t, `DO $$ BEGIN EXECUTE format('GRANT TEMPORARY ON DATABASE %I TO tidings_api, tidings_system, tidings_writer',
 			current_database()); END $$`)
 		for _, name := range []string{"find_token", "changed_tokens", "child_event_fits", "outbox_range_archive",
-			"outbox_range_drop", "outbox_archive_late", "outbox_delivered"} { // in this order
+			"outbox_range_drop", "outbox_archive_late", "outbox_delivered",
+			"let_api_lock_shelf", "make_edges_to_children"} { // in this order
 			h.exec(t, calls[name].setup)
 		}
 		attacked := 0

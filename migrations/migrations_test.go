@@ -168,6 +168,8 @@ INSERT INTO edges_follow (tenant_id, from_id, to_id) VALUES (1, 1, 2);
 INSERT INTO edges_like (tenant_id, from_id, to_id) VALUES (1, 1, 1);
 INSERT INTO edges_membership (tenant_id, from_id, to_id) VALUES (1, 1, 2);
 INSERT INTO edges_share (tenant_id, from_id, to_id) VALUES (1, 1, 2);
+INSERT INTO edges_like_comment (tenant_id, from_id, to_id) VALUES (1, 1, '00000000-0000-7000-8000-000000000000');
+INSERT INTO edges_vote (tenant_id, from_id, to_id) VALUES (1, 1, '00000000-0000-7000-8000-000000000000');
 INSERT INTO children_comment (tenant_id, child_id, object_id, slug, path, author_id, body)
   VALUES (1, gen_random_uuid(), 1, 'aaaaaaaa', '00000000000001aaaaaaaa', 1, 'x');
 INSERT INTO children_message (tenant_id, child_id, object_id, author_id, body) VALUES (1, gen_random_uuid(), 1, 1, 'x');

@@ -23,7 +23,13 @@
 // Concurrent single writes (slices of one) share transactions, per tenant and kind (group.go). A
 // caller whose context ends stops waiting, but its write may still commit.
 //
-// Each statement locks rows in the order of their keys, so two slices never deadlock.
+// Each statement locks rows in the order of their keys, so two slices never deadlock. A put of
+// edges to children locks the children first (targets.go). Statements about children wait for those
+// on the shelf before the others.
+//
+// An edge leads to a child only while the child's body travels (event.BodyTravels); other edges
+// lead to any id. An erasure of a child has the edges to it removed. A deletion or a decision of a
+// moderator leaves them.
 //
 // The package does not authorize: a token acts for every user of its tenant. It does not read
 // lists, which are projections.

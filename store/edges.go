@@ -49,7 +49,9 @@ type EdgeOutcome struct {
 	Edge    event.Edge // the present state, without its actor; zero if RemoveEdges got a pair that never had an edge
 	Changed bool       // this write changed it and made an event
 	Created bool       // the change made it ACTIVE
-	Err     error      // ErrSelf, ErrInvalid, *kinds.AttributeError, *StaleEdgeError or ErrNotFound: the write changed nothing
+	// ErrSelf, ErrInvalid, *kinds.AttributeError, *StaleEdgeError, ErrNotFound, ErrTargetUnknown or
+	// *TargetGoneError: the write changed nothing
+	Err error
 }
 
 type pair struct{ from, to event.ID }
@@ -158,7 +160,9 @@ ON CONFLICT (tenant_id, from_id, to_id) DO UPDATE
 RETURNING e.from_id, e.to_id, e.status, e.version, e.created_at, e.positioned_at, e.updated_at, e.attributes`
 
 // PutEdges makes each edge ACTIVE with these attributes. An edge that already equals the write does
-// not change and makes no event.
+// not change and makes no event. An edge to a child needs the child: a write to one that is missing
+// or gone is refused, even if the edge exists and the write would not change it. RemoveEdges does
+// not look at the child.
 func (s *Store) PutEdges(ctx context.Context, tenant int64, k kinds.Edge, writes []EdgeWrite) ([]EdgeOutcome, error) {
 	return s.edgesOf(k.Name).put.do(ctx, tenant, withKind(k, writes))
 }
@@ -221,6 +225,12 @@ func (s *Store) writeEdges(ctx context.Context, tenant int64, put bool,
 
 // putTurn writes a turn of puts. Without attributes and guards, one statement decides.
 func (k *edgeKind) putTurn(ctx context.Context, tx *unit, tenant int64, writes []EdgeWrite, turn []int, out []EdgeOutcome) error {
+	if writes[turn[0]].kind.ToChild {
+		var err error
+		if turn, err = lockTargets(ctx, tx, tenant, writes, turn, out); err != nil || len(turn) == 0 {
+			return err
+		}
+	}
 	for _, i := range turn {
 		if writes[i].defaults != nil || writes[i].Merge || writes[i].IfVersion != AnyVersion {
 			return k.putGuarded(ctx, tx, tenant, writes, turn, out)

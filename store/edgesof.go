@@ -35,10 +35,17 @@ SELECT /* store.edges_from */ from_id, to_id, version, status = 'ACTIVE', true
   FROM {edges} WHERE tenant_id = @tenant::bigint AND from_id = @object::text AND to_id > @to::text
  ORDER BY to_id LIMIT @limit`
 
+// edgesToChildSQL reads the next edges to a child. Its order makes the planner use the index also
+// while the table has no statistics. Index: edges_KIND_to_idx, one range. Locks: none.
+const edgesToChildSQL = `
+SELECT /* store.edges_to_child */ from_id, to_id, version, status = 'ACTIVE', true
+  FROM {edges} WHERE tenant_id = @tenant::bigint AND (to_id, from_id) > (@object::text, @from::text) AND to_id <= @object::text
+ ORDER BY to_id, from_id LIMIT @limit`
+
 // edgesToSQL reads the edges to an object among the tenant's next edges of the kind. It also
 // returns the last edge that it read, regardless of its target. An index by target would slow down
-// every write. Index: edges_KIND_pkey, one range, index-only where the table was vacuumed, and one
-// probe per edge found. Locks: none.
+// every write; only edges to children have one. Index: edges_KIND_pkey, one range, index-only where
+// the table was vacuumed, and one probe per edge found. Locks: none.
 const edgesToSQL = `
 WITH next AS MATERIALIZED (
   SELECT from_id, to_id FROM {edges}
@@ -56,18 +63,23 @@ SELECT /* store.edges_to */ f.from_id, f.to_id, coalesce(e.version, 0), coalesce
                       WHERE tenant_id = @tenant::bigint AND from_id = f.from_id AND to_id = f.to_id LIMIT 1) e ON f.hit
  ORDER BY f.from_id, f.to_id, f.hit`
 
-// edgesOf reads the kind's next edges that have the object at this end, from the key after. more is
-// false at the end.
-func (k *edgeKind) edgesOf(ctx context.Context, tx pgx.Tx, tenant int64, object event.ID, end kinds.End,
+// nextEdgesOf reads the next edges of the kind that have the object at this end, from the key
+// after. more is false at the end.
+func nextEdgesOf(ctx context.Context, tx pgx.Tx, tenant int64, k kinds.Edge, object event.ID, end kinds.End,
 	after EdgeKey) (all []EdgeOf, next EdgeKey, more bool, err error) {
-	sql, args := edgesFromSQL, pgx.StrictNamedArgs{"tenant": tenant, "object": object, "to": after.To, "limit": MaxEdgesOf}
-	if end == kinds.To {
-		sql, args["from"], args["window"] = edgesToSQL, after.From, edgesWindow
+	sql, args := edgesFromSQL, pgx.StrictNamedArgs{"tenant": tenant, "object": object, "limit": MaxEdgesOf}
+	switch {
+	case end == kinds.From:
+		args["to"] = after.To
+	case k.ToChild:
+		sql, args["from"] = edgesToChildSQL, after.From
+	default:
+		sql, args["from"], args["to"], args["window"] = edgesToSQL, after.From, after.To, edgesWindow
 	}
 	next = after
 	var e EdgeOf
 	var is bool
-	rows, _ := tx.Query(ctx, edgesOf(k.name, sql), args)
+	rows, _ := tx.Query(ctx, edgesOf(k.Name, sql), args)
 	_, err = pgx.ForEachRow(rows, []any{&e.From, &e.To, &e.Version, &e.Active, &is}, func() error {
 		next, more = e.EdgeKey, true
 		if is {
@@ -80,13 +92,13 @@ func (k *edgeKind) edgesOf(ctx context.Context, tx pgx.Tx, tenant int64, object 
 
 // EdgesOf calls fn with every edge of the kind that has the object at this end, ACTIVE or REMOVED,
 // in slices of at most MaxEdgesOf. It includes every edge that existed before the call. For edges
-// to an object it reads all the tenant's edges of the kind.
+// to an object, except to a child, it reads all the tenant's edges of the kind.
 func (s *Store) EdgesOf(ctx context.Context, tenant int64, k kinds.Edge, object event.ID, end kinds.End, fn func([]EdgeOf) error) error {
 	var after EdgeKey
 	for more := true; more; {
 		var all []EdgeOf
 		err := s.read(ctx, tenant, func(tx pgx.Tx) (err error) {
-			all, after, more, err = s.edgesOf(k.Name).edgesOf(ctx, tx, tenant, object, end, after)
+			all, after, more, err = nextEdgesOf(ctx, tx, tenant, k, object, end, after)
 			return err
 		})
 		if err != nil {

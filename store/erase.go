@@ -94,14 +94,55 @@ UPDATE /* store.child_erase */ {table} c
    AND (@again OR c.author_state <> 'ERASED' OR c.body <> '' OR c.attributes IS NOT NULL)
 RETURNING ` + childColumns
 
+// childEraseEndSQL is childEraseSQL for a kind that edges lead to. The lock also keeps out writers
+// of such edges (lockTargetsSQL): those who came first have committed, so their edges are found,
+// and the others find the child erased.
+var childEraseEndSQL = strings.Replace(childEraseSQL, "FOR NO KEY UPDATE OF c", "FOR UPDATE OF c", 1)
+
+// removeFromErasedSQL requests the removal of all edges to those of the children that are erased
+// and have edges. If the same removal is unfinished and has begun, it runs once more. Index:
+// children_KIND_pkey, children_archive_KIND_pkey, edges_KIND_to_idx of each kind of edges,
+// edge_removals_unfinished_idx. Locks: the removals, in key order; waits while a slice of one runs.
+const removeFromErasedSQL = `
+INSERT /* store.remove_from_erased */ INTO edge_removals AS r (tenant_id, object, object_id, kinds, direction, actor, trace_parent)
+SELECT @tenant::bigint, '{{.Kind}}', c.id, @kinds, 'to', @actor, @trace
+  FROM (SELECT child_id::text AS id FROM {{.All}} c
+         WHERE c.tenant_id = @tenant::bigint AND c.child_id = ANY(@child_ids::uuid[]) AND c.author_state = 'ERASED') c
+ WHERE {ended}
+ ORDER BY c.id COLLATE "C"
+    ON CONFLICT (tenant_id, object, object_id, kinds, direction) WHERE finished_at IS NULL DO UPDATE SET again = r.worked_at IS NOT NULL`
+
+// hasEdgesSQL finds an edge to a child. Without statistics the planner prefers this index to the
+// primary key only for its order.
+const hasEdgesSQL = `
+       (SELECT true FROM {edges} e
+         WHERE e.tenant_id = @tenant::bigint AND (e.to_id, e.from_id) > (c.id, '') AND e.to_id <= c.id
+         ORDER BY e.to_id, e.from_id LIMIT 1)`
+
+// removeFromErased requests the removal of all edges of these kinds to those of the children that
+// are erased. The transaction has locked them against writers of edges.
+func (s childShape) removeFromErased(ctx context.Context, tx pgx.Tx, tenant int64, edges []kinds.Edge, ids []string, meta Meta) error {
+	var names, ended []string
+	for _, k := range edges {
+		names, ended = append(names, k.Name), append(ended, edgesOf(k.Name, hasEdgesSQL))
+	}
+	sql := strings.Replace(s.sql(removeFromErasedSQL), "{ended}", strings.Join(ended, " OR "), 1)
+	if _, err := tx.Exec(ctx, sql, pgx.StrictNamedArgs{"tenant": tenant, "child_ids": ids, "kinds": names, "actor": meta.Actor,
+		"trace": meta.TraceParent}); err != nil {
+		return fmt.Errorf("request the removal of the edges to %d children: %w", len(ids), err)
+	}
+	return nil
+}
+
 // MaxErase bounds the children of one EraseChildren. Their rows stay locked until it commits.
 const MaxErase = 500
 
 // EraseChildren permanently removes the content of children, including deleted and moderated ones,
 // and returns the number erased. Their events are KIND.erased. It skips a child that is already
-// erased, unless again is set: then the child gets another version and event. The transaction calls
-// fence first.
-func (s *Store) EraseChildren(ctx context.Context, tenant int64, k kinds.Child, ids []string, again bool, meta Meta,
+// erased, unless again is set: then the child gets another version and event. edges are the kinds
+// of edges that lead to the kind (kinds.Set.EdgesTo): a Remover removes all such edges to the
+// children. The transaction calls fence first.
+func (s *Store) EraseChildren(ctx context.Context, tenant int64, k kinds.Child, edges []kinds.Edge, ids []string, again bool, meta Meta,
 	fence func(context.Context, pgx.Tx) error) (erased int, err error) {
 	if err := checkMeta(meta); err != nil {
 		return 0, err
@@ -109,14 +150,17 @@ func (s *Store) EraseChildren(ctx context.Context, tenant int64, k kinds.Child, 
 	if len(ids) > MaxErase {
 		return 0, fmt.Errorf("%w: cannot erase %d children at once, at most %d", ErrInvalid, len(ids), MaxErase)
 	}
-	shape := shapeOf(k)
+	shape, sql := shapeOf(k), childEraseSQL
+	if len(edges) > 0 {
+		sql = childEraseEndSQL
+	}
 	err = s.write(ctx, tenant, place{}, func(tx *unit) error {
 		erased = 0
 		if err := fence(ctx, tx.Tx); err != nil {
 			return err
 		}
 		for _, table := range shapeOf(k).tables() {
-			rows, _ := tx.Query(ctx, strings.ReplaceAll(childEraseSQL, "{table}", table),
+			rows, _ := tx.Query(ctx, strings.ReplaceAll(sql, "{table}", table),
 				pgx.StrictNamedArgs{"tenant": tenant, "child_ids": ids, "again": again})
 			changed, err := pgx.CollectRows(rows, pgx.RowToStructByPos[childRow])
 			if err != nil {
@@ -134,7 +178,10 @@ func (s *Store) EraseChildren(ctx context.Context, tenant int64, k kinds.Child, 
 			}
 			erased += len(changed)
 		}
-		return nil
+		if len(edges) == 0 {
+			return nil
+		}
+		return shape.removeFromErased(ctx, tx, tenant, edges, ids, meta)
 	})
 	if err != nil {
 		return 0, fmt.Errorf("erase %d children of the kind %s of tenant %d: %w", len(ids), k.Name, tenant, err)

@@ -34,7 +34,7 @@ var childSQL = map[string]string{
 	"walked": walkedSQL, "look": lookSQL, "quiet": quietSQL, "mark": markSQL, "walk": walkSQL, "moveLock": moveLockSQL, "move": moveSQL,
 	"moveState": moveStateSQL, "unfinished": unfinishedSQL, "archiveStubs": shelvedStubsSQL, "archivePage": shelvedPageSQL,
 	"stubPage": stubPageSQL, "scanChildren": scanChildrenSQL, "scanObjects": scanObjectsSQL, "scanObject": scanObjectSQL,
-	"exportChildren": exportChildrenSQL,
+	"exportChildren": exportChildrenSQL, "lockTargets": lockTargetsSQL, "lockErased": lockErasedSQL,
 }
 
 func TestStatements(t *testing.T) {
@@ -60,12 +60,13 @@ func TestStatements(t *testing.T) {
 		for _, table := range shapeOf(k).tables() {
 			all["authorChildren of "+table] = strings.ReplaceAll(authorChildrenSQL, "{table}", table)
 			all["childErase of "+table] = strings.ReplaceAll(childEraseSQL, "{table}", table)
+			all["childEraseEnd of "+table] = strings.ReplaceAll(childEraseEndSQL, "{table}", table)
 		}
 	}
 	for _, e := range testSet.AllEdges() {
 		for name, sql := range map[string]string{"put": putEdgesSQL, "remove": removeEdgesSQL, "get": getEdgesSQL, "lock": lockEdgesSQL,
-			"insert": insertEdgesSQL, "update": updateEdgesSQL, "of from": edgesFromSQL, "of to": edgesToSQL, "forget": forgetEdgesSQL,
-			"export": exportEdgesSQL} {
+			"insert": insertEdgesSQL, "update": updateEdgesSQL, "of from": edgesFromSQL, "of to": edgesToSQL, "to child": edgesToChildSQL,
+			"forget": forgetEdgesSQL, "export": exportEdgesSQL} {
 			all[e.Name+" "+name] = edgesOf(e.Name, sql)
 		}
 	}

@@ -25,10 +25,15 @@ import (
 // commentKind is the kind of tests that do not run for every kind.
 var commentKind = kinds.Builtin().Children["comment"]
 
-// testSet has the built-in kinds, and one kind of each archetype with every capability.
+// testSet has the built-in kinds, a kind of children with every capability, and kinds of edges to
+// children.
 var testSet = func() *kinds.Set {
 	s, err := kindfile.Extend(kinds.Builtin(), []byte(`
 objects: {question: questions}
+edges:
+  cheer: {plural: cheers, from: user, to: answer, forward: cheered_answers, reverse: cheerers, partitions: 2}
+  nod: {plural: nods, from: user, to: comment, forward: nodded_comments, reverse: nodders,
+    attributes: {value: {enum: [-1, 1], required: true}}}
 children:
   answer:
     plural: answers
@@ -144,7 +149,8 @@ func TestAChildOfEveryKindIsWrittenReadAndErased(t *testing.T) {
 				t.Errorf("the event of a hidden child has %+v", payload)
 			}
 		}
-		n, err := New(f.db.Pool(t, postgres.RoleSystem), nil).EraseChildren(ctx, 1, f.k, []string{c.ID}, false, tester, (&free{}).Fence)
+		n, err := New(f.db.Pool(t, postgres.RoleSystem), nil).EraseChildren(ctx, 1, f.k, testSet.EdgesTo(f.k.Name), []string{c.ID}, false,
+			tester, (&free{}).Fence)
 		got, err2 := f.GetChild(ctx, 1, f.k, c.ID)
 		if n != 1 || err != nil || err2 != nil || got.State() != "ERASED" || got.Body != "" || got.Attributes != nil {
 			t.Errorf("erased %d: %+v, %v", n, got, errors.Join(err, err2))

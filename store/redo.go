@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -76,6 +77,13 @@ type redoing struct {
 	set     *kinds.Set
 	actor   string
 	added   []event.Event
+	targets []target // children whose edges may have to be removed
+}
+
+// target names a child that edges may lead to.
+type target struct {
+	tenant   int64
+	kind, id string
 }
 
 // run applies the events by tenant and kind. Entities of different tenants and kinds have no order.
@@ -103,6 +111,40 @@ func (r *redoing) run(ctx context.Context, events []event.Event) error {
 			err = r.settings(ctx, g.tenant, of[g])
 		}
 		if err != nil {
+			return err
+		}
+	}
+	return r.removeFromErased(ctx)
+}
+
+// lockErasedSQL locks children that are erased. Index: children_KIND_pkey. Locks: the children, in
+// key order.
+const lockErasedSQL = `
+SELECT /* store.lock_erased */ FROM {{.Table}} c
+ WHERE c.tenant_id = @tenant::bigint AND c.child_id = ANY(@child_ids::uuid[]) AND c.author_state = 'ERASED'
+ ORDER BY c.child_id
+   FOR UPDATE OF c`
+
+// removeFromErased requests the removal of the edges to erased children, as their erasure did: the
+// request may be lost, and a lost edge is back.
+func (r *redoing) removeFromErased(ctx context.Context) error {
+	type group struct {
+		tenant int64
+		kind   string
+	}
+	ids := make(map[group][]string)
+	for _, t := range r.targets {
+		g := group{t.tenant, t.kind}
+		ids[g] = append(ids[g], t.id)
+	}
+	for _, g := range slices.SortedFunc(maps.Keys(ids), func(a, b group) int {
+		return cmp.Or(cmp.Compare(a.tenant, b.tenant), cmp.Compare(a.kind, b.kind))
+	}) {
+		s := childShape{Kind: g.kind}
+		if _, err := r.tx.Exec(ctx, s.sql(lockErasedSQL), pgx.StrictNamedArgs{"tenant": g.tenant, "child_ids": ids[g]}); err != nil {
+			return fmt.Errorf("lock erased children of the kind %s: %w", g.kind, err)
+		}
+		if err := s.removeFromErased(ctx, r.tx, g.tenant, r.set.EdgesTo(g.kind), ids[g], Meta{Actor: r.actor}); err != nil {
 			return err
 		}
 	}
@@ -139,12 +181,19 @@ ON CONFLICT (tenant_id, from_id, to_id) DO UPDATE
 RETURNING e.from_id, e.to_id, e.version`
 
 func (r *redoing) edges(ctx context.Context, tenant int64, k kinds.Edge, events []event.Event) error {
-	all := make([]event.Edge, len(events))
+	all := make([]event.Edge, 0, len(events))
 	for i := range events {
-		var err error
-		if all[i], err = events[i].DecodeEdge(k.Names()); err != nil {
+		edge, err := events[i].DecodeEdge(k.Names())
+		if err != nil {
 			return err
 		}
+		if k.ToChild {
+			if checkUUID(k.To, string(edge.To)) != nil {
+				continue // a writer with SQL wrote the event, without a state
+			}
+			r.targets = append(r.targets, target{tenant, k.To, string(edge.To)})
+		}
+		all = append(all, edge)
 	}
 	for _, round := range rounds(len(all), func(i int) (pair, any, bool) { return pair{all[i].From, all[i].To}, nil, true }) {
 		n := len(round)
@@ -214,6 +263,9 @@ func (r *redoing) children(ctx context.Context, tenant int64, k kinds.Child, eve
 			return err
 		}
 		objects[i] = all[i].Parent
+		if all[i].AuthorState == event.AuthorErased && len(r.set.EdgesTo(k.Name)) > 0 {
+			r.targets = append(r.targets, target{tenant, k.Name, all[i].ID})
+		}
 	}
 	shelved, err := shape.shelved(ctx, r.tx, tenant, objects)
 	if err != nil {

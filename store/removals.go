@@ -271,15 +271,15 @@ func (r *Remover) slice(ctx context.Context, tx *unit, tenant int64, m *Removal)
 		if !m.Direction.Has(end) || !slices.Contains(kind.EndsAt(m.Object), end) {
 			continue
 		}
-		k := r.store.edgesOf(kind.Name)
-		all, next, more, err := k.edgesOf(ctx, tx, tenant, m.ObjectID, end, m.after)
+		all, next, more, err := nextEdgesOf(ctx, tx, tenant, kind, m.ObjectID, end, m.after)
 		if err != nil {
 			return 0, fmt.Errorf("read the edges of kind %s %s %s %s: %w", kind.Name, end, m.Object, m.ObjectID, err)
 		}
 		if !more {
 			continue
 		}
-		if n, err = k.removeOf(ctx, tx, tenant, kind, all, Meta{Actor: m.Actor, TraceParent: m.TraceParent}); err != nil {
+		meta := Meta{Actor: m.Actor, TraceParent: m.TraceParent}
+		if n, err = r.store.edgesOf(kind.Name).removeOf(ctx, tx, tenant, kind, all, meta); err != nil {
 			return 0, err
 		}
 		m.after = next

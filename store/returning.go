@@ -189,13 +189,17 @@ SELECT /* store.return_lock */ archive_id FROM archived_threads
    FOR NO KEY UPDATE`
 
 // returnMoveSQL moves children of a thread back unchanged. Nobody inserts in a thread that has a
-// stub, so no slug and no place is taken. Index: children_archive_KIND_path_key or
-// children_archive_KIND_object_idx, children_archive_KIND_pkey. Locks: the shelved rows.
+// stub, so no slug and no place is taken. It locks the children in key order, as writers of edges
+// to them do. Index: children_archive_KIND_path_key or children_archive_KIND_object_idx,
+// children_archive_KIND_pkey. Locks: the shelved rows, in key order.
 const returnMoveSQL = `
 WITH page AS (
   SELECT child_id FROM {{.Shelf}} WHERE tenant_id = @tenant::bigint AND object_id = @object::text ORDER BY {{.Order}} LIMIT @limit
+), held AS (
+  SELECT a.child_id FROM {{.Shelf}} a JOIN page p ON a.tenant_id = @tenant::bigint AND a.child_id = p.child_id
+   ORDER BY a.child_id FOR UPDATE OF a
 ), gone AS (
-  DELETE FROM {{.Shelf}} a USING page p WHERE a.tenant_id = @tenant::bigint AND a.child_id = p.child_id RETURNING a.*
+  DELETE FROM {{.Shelf}} a USING held h WHERE a.tenant_id = @tenant::bigint AND a.child_id = h.child_id RETURNING a.*
 )
 INSERT /* store.return_move */ INTO {{.Table}} (` + movedColumns + `) SELECT ` + movedColumns + ` FROM gone`
 

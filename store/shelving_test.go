@@ -691,7 +691,8 @@ func TestAnErasureFindsWhatComesBackMeanwhile(t *testing.T) {
 			for _, c := range all {
 				ids = append(ids, c.ID)
 			}
-			_, err := system.EraseChildren(t.Context(), 1, commentKind, ids, false, Meta{Actor: "tester"}, (&free{}).Fence)
+			_, err := system.EraseChildren(t.Context(), 1, commentKind, kinds.Builtin().EdgesTo("comment"), ids, false,
+				Meta{Actor: "tester"}, (&free{}).Fence)
 			return err
 		})
 		var left, erased int

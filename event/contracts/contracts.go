@@ -41,7 +41,7 @@ func Types(set *kinds.Set) (all []Type) {
 	add := func(kind, aggregate, event, summary string, properties map[string]any, required []string) {
 		e := typeOf(kind, event)
 		all = append(all, Type{Name: e.CloudEventsType(), Kind: kind, Event: event, Summary: summary, Aggregate: aggregate,
-			IDs: set.Objects[aggregate].ID, Properties: properties, Required: required})
+			IDs: set.IDs(aggregate), Properties: properties, Required: required})
 	}
 	for _, k := range set.AllEdges() {
 		for _, name := range event.EdgeEvents {
@@ -55,6 +55,9 @@ func Types(set *kinds.Set) (all []Type) {
 			}
 			narrow(properties, "status", status)
 			properties[k.Ends[0]], properties[k.Ends[1]] = id(k.FromIDs), id(k.ToIDs)
+			if k.ToChild {
+				properties[k.Ends[1]] = text(fmt.Sprintf("UUID of the %s in lower case with hyphens.", k.To), uuid)
+			}
 			add(k.Name, k.To, name, edgeSummaries[name]+" The data is the whole state of the edge after the change.", properties, required)
 		}
 	}

@@ -35,7 +35,7 @@ var clientTemplate string
 func generate(set *kinds.Set) ([]byte, error) {
 	t, err := template.New("client").Funcs(template.FuncMap{
 		"camel": camel, "a": a, "entry": entry, "about": about, "goType": goType,
-		"plural": func(object string) string { return set.Objects[object].Plural },
+		"plural": set.Plural, "lower": lower, "omitted": omitted,
 		"counts": func(object string) []count { return countsOf(set, object) },
 		"sorted": func(all map[string]kinds.Attribute) []string { return slices.Sorted(maps.Keys(all)) },
 		// Follows are older than kinds, so they have names of their own.
@@ -51,6 +51,10 @@ func generate(set *kinds.Set) ([]byte, error) {
 		"edged": func(object string) bool {
 			return slices.ContainsFunc(set.AllEdges(), func(e kinds.Edge) bool { return len(e.EndsAt(object)) > 0 })
 		},
+		"aggregated": func(object string) []kinds.Edge {
+			return slices.DeleteFunc(set.EdgesTo(object), func(e kinds.Edge) bool { return len(e.Aggregates()) == 0 })
+		},
+		"targets": func() []target { return targets(set) },
 		"led":     func(object string) []kinds.Edge { return led(set, object) },
 		"origins": func(object string) []string { return origins(led(set, object)) },
 		"linkOf": func(e kinds.Edge) string {
@@ -91,6 +95,18 @@ func a(word string) string {
 	return "a " + word
 }
 
+// lower turns direct_message into directMessage.
+func lower(name string) string { return strings.ToLower(name[:1]) + camel(name)[1:] }
+
+// omitted describes the zero value of an attribute in a change.
+func omitted(a kinds.Attribute) string {
+	zero := map[string]string{kinds.String: `""`, kinds.Integer: "0", kinds.Boolean: "false"}[a.Type]
+	if a.Required {
+		return zero + ": no change in Patch"
+	}
+	return zero + ": the default in PutWith, no change in Patch"
+}
+
 func ofFollow(e kinds.Edge, follow, other string) string {
 	if e.Name == event.AggregateFollow {
 		return follow
@@ -121,6 +137,24 @@ func listed(set *kinds.Set) []string {
 // led returns the kinds whose edges lead to the object.
 func led(set *kinds.Set, object string) []kinds.Edge {
 	return slices.DeleteFunc(set.AllEdges(), func(e kinds.Edge) bool { return e.To != object })
+}
+
+// target is an object, or a kind of children that edges lead to.
+type target struct {
+	Name, Plural string
+	Child        bool
+}
+
+func targets(set *kinds.Set) (all []target) {
+	for _, name := range slices.Sorted(maps.Keys(set.Objects)) {
+		all = append(all, target{name, set.Plural(name), false})
+	}
+	for _, c := range set.AllChildren() {
+		if len(set.EdgesTo(c.Name)) > 0 {
+			all = append(all, target{c.Name, c.Plural, true})
+		}
+	}
+	return all
 }
 
 // origins returns the objects that edges lead from.

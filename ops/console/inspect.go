@@ -136,12 +136,9 @@ func (c *Console) inspectObject(ctx context.Context, p *inspectPage, set *kinds.
 			continue
 		}
 		known = true
-		b, exact, err := followercounts.InspectCounts(ctx, c.deps.Truth, c.deps.Projections, k, p.What, p.Tenant, id)
-		if err != nil {
+		if err := c.countSides(ctx, p, k, p.What, id); err != nil {
 			return err
 		}
-		b.Entity = k.Name + ": " + b.Entity
-		p.Sides, p.Inexact = append(p.Sides, b), p.Inexact || !exact
 		if k.From == p.What {
 			p.link("every "+k.Name+" from it", "kind", k.Name, "id", id)
 		}
@@ -165,6 +162,14 @@ func (c *Console) inspectObject(ctx context.Context, p *inspectPage, set *kinds.
 		return &inputError{fmt.Sprintf("No kind has the name %.40q.", p.What)}
 	}
 	return nil
+}
+
+// countSides adds the counts of the edges of an object or a child, on both sides.
+func (c *Console) countSides(ctx context.Context, p *inspectPage, k kinds.Edge, object string, id event.ID) error {
+	b, exact, err := followercounts.InspectCounts(ctx, c.deps.Truth, c.deps.Projections, k, object, p.Tenant, id)
+	b.Entity = k.Name + ": " + b.Entity
+	p.Sides, p.Inexact = append(p.Sides, b), p.Inexact || !exact
+	return err
 }
 
 // threadSides adds the settings and numbers of a thread, on both sides.
@@ -295,6 +300,11 @@ func (c *Console) inspectChild(ctx context.Context, v *view, p *inspectPage, k k
 		p.link(kinds.Author+" "+is.AuthorID.String(), "kind", kinds.Author, "id", is.AuthorID)
 		if is.ReplyTo != "" {
 			p.link("the "+k.Name+" that it replies to", "kind", k.Name, "id", is.ReplyTo)
+		}
+		for _, e := range c.deps.Kinds.Now().EdgesTo(k.Name) {
+			if err := c.countSides(ctx, p, e, k.Name, event.ID(id)); err != nil {
+				return err
+			}
 		}
 	}
 	return c.versions(ctx, p, func(tx pgx.Tx) error {

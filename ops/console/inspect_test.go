@@ -37,15 +37,22 @@ func TestTheInspectorMarksWhatDiffersAndMendsIt(t *testing.T) {
 	uuidPost := event.ID("0b6F3f6e-2c4e-4b1c-9a53-7d0f6d1f2a90") // a UUID may be the id of a child or of its object
 	d.write(t, uuidPost, "auth0|ann", "four")
 	d.report(t, ids[1], event.ModerationHidden, "links")
+	liked := event.ID(ids[0])
+	if out, err := d.store.PutEdges(t.Context(), tenant, kinds.Builtin().Edges["like_comment"],
+		[]store.EdgeWrite{{Meta: store.Meta{Actor: "ann"}, From: "1", To: liked}}); err != nil || out[0].Err != nil {
+		t.Fatal(err, out)
+	}
 	d.deliver(t)
 	amy, max := d.signIn(t, d.Tokens.TenantAdmin), d.signIn(t, d.Tokens.TenantModerator)
 	pages := []string{"kind=user&id=1", "kind=follow&id=1&to=2", "kind=follow&id=1", "kind=comment&id=" + ids[1],
-		"kind=comment&id=5", "kind=post&id=5"}
+		"kind=comment&id=" + ids[0], "kind=like_comment&id=1&to=" + ids[0], "kind=comment&id=5", "kind=post&id=5"}
 	for _, query := range pages {
 		page(t, amy, "/console/inspect?"+query).says("same").without("differs", "inspect.repair")
 	}
 	page(t, amy, "/console/inspect?kind=follow&id=1&to=2").says("follow from user 1 to user 2", "ann", "active", "latest",
 		"archiver: history of follow 1/2")
+	page(t, amy, "/console/inspect?kind=comment&id="+ids[0]).says("like_comment: counts of comment "+ids[0],
+		"likers 1", "vote: counts of comment")
 	page(t, amy, "/console/inspect?kind=comment&id="+uuidPost.String()).says("comments of post "+uuidPost.String(),
 		"same").without("differs")
 	page(t, amy, "/console/inspect?kind=comment&id="+ids[1]).says("spam-rule", "links", "hidden", "service", "visible")
@@ -53,19 +60,21 @@ func TestTheInspectorMarksWhatDiffersAndMendsIt(t *testing.T) {
 	d.exec(t, `DELETE FROM edge_lists WHERE to_id = '2'`)
 	d.exec(t, `UPDATE edge_counts SET outgoing = 9 WHERE object_id = '1'`)
 	d.exec(t, `UPDATE child_lists SET version = 4, body = 'wrong' WHERE child_id = '`+ids[0]+`'`)
+	d.exec(t, `UPDATE edge_counts SET incoming = 5 WHERE object_id = '`+ids[0]+`'`)
 	d.exec(t, `UPDATE child_totals SET total = 8`)
 	d.exec(t, `DELETE FROM comment_history WHERE comment_id = '`+ids[2]+`'`)
 	for query, says := range map[string][]string{
 		"kind=user&id=1": {"following 2 9 differs"}, "kind=follow&id=1&to=2": {"Projection: absent"},
 		"kind=follow&id=1":          {"the projection lacks it"},
 		"kind=comment&id=5":         {"total 3 8 differs", "version 1 | 4", "body 3 bytes | 5 different bytes"},
-		"kind=comment&id=" + ids[0]: {"version 1 4 differs"},
+		"kind=comment&id=" + ids[0]: {"version 1 4 differs", "likers 1 5 differs"},
 		"kind=comment&id=" + ids[2]: {"Projection: absent", "No history is recorded here"},
 	} {
 		page(t, amy, "/console/inspect?"+query).says(says...)
 		page(t, max, "/console/inspect?"+query).without("inspect.repair")
 	}
-	for _, query := range []string{"kind=follow&id=1&to=2", "kind=user&id=1", "kind=comment&id=5", "kind=comment&id=" + ids[2]} {
+	for _, query := range []string{"kind=follow&id=1&to=2", "kind=user&id=1", "kind=comment&id=5",
+		"kind=comment&id=" + ids[2], "kind=comment&id=" + ids[0]} {
 		for n := 0; ; n++ {
 			a := page(t, amy, "/console/inspect?"+query)
 			if !strings.Contains(a.body, "inspect.repair") {

@@ -34,10 +34,10 @@ func (s *Site) settle(edges []edgeKind, children []childKind) {
 	s.choices = []choice{{25, s.readPage}}
 	for _, k := range edges {
 		weight := 4
-		if k.To == user || discussed[k.To] {
+		if k.To == user || discussed[k.To] || s.isChild(k.To) {
 			weight = 14
 		}
-		s.choices = append(s.choices, choice{weight, func() (act, bool) { return s.put(k), true }},
+		s.choices = append(s.choices, choice{weight, func() (act, bool) { return s.put(k) }},
 			choice{1 + weight/7, func() (act, bool) { return s.remove(k) }})
 	}
 	for _, k := range children {
@@ -92,8 +92,12 @@ func (s *Site) change(fn func()) {
 }
 
 // put creates an edge, or changes its attributes.
-func (s *Site) put(k edgeKind) act {
-	p := pair{s.target(k.From), s.target(k.To)}
+func (s *Site) put(k edgeKind) (act, bool) {
+	to, ok := s.end(k.To)
+	if !ok {
+		return act{}, false
+	}
+	p := pair{s.target(k.From), to}
 	if k.From == user {
 		p.from = s.author()
 	}
@@ -111,7 +115,7 @@ func (s *Site) put(k edgeKind) act {
 			s.change(func() { s.link(k.Name, p) })
 		}
 		return err
-	}}
+	}}, true
 }
 
 // remove deletes an edge.
@@ -271,7 +275,15 @@ func (s *Site) readPage() (act, bool) {
 		return act{}, false
 	}
 	e, c := s.edges[s.rnd.IntN(len(s.edges))], s.children[s.rnd.IntN(len(s.children))]
-	from, to, object := s.target(e.From), s.target(e.To), s.target(c.Parent)
+	to, ok := s.end(e.To)
+	if !ok {
+		return act{}, false
+	}
+	from, object := s.target(e.From), s.target(c.Parent)
+	counted, id := e.To, to
+	if s.isChild(e.To) {
+		counted, id = e.From, from
+	}
 	order := "newest"
 	if c.Threaded {
 		order = "threaded"
@@ -279,7 +291,7 @@ func (s *Site) readPage() (act, bool) {
 	return act{do: []func(context.Context) error{
 		func(ctx context.Context) error { _, err := s.client.Edges(e.Name).Forward(from).First(ctx); return err },
 		func(ctx context.Context) error { _, err := s.client.Edges(e.Name).Reverse(to).First(ctx); return err },
-		func(ctx context.Context) error { _, err := s.client.Objects(e.To).Counts(ctx, to); return err },
+		func(ctx context.Context) error { _, err := s.client.Objects(counted).Counts(ctx, id); return err },
 		func(ctx context.Context) error {
 			_, err := s.client.Children(c.Name).List(object, client.Order(order)).First(ctx)
 			return err

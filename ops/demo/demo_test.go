@@ -15,6 +15,7 @@ import (
 // kindsOf returns a few kinds, one of which is not built in.
 func kindsOf() ([]edgeKind, []childKind) {
 	edges := []edgeKind{{EdgeKind: client.EdgeKind{Name: "follow", From: user, To: user}},
+		{EdgeKind: client.EdgeKind{Name: "nod", From: user, To: "comment"}},
 		{EdgeKind: client.EdgeKind{Name: "badge", From: "post", To: "badge"},
 			attributes: load.Schema{Properties: map[string]load.Property{"color": {Enum: []any{"red"}}}, Required: []string{"color"}}}}
 	children := []childKind{{ChildKind: client.ChildKind{Name: "comment", Parent: "post", Threaded: true, Moderated: true}},
@@ -30,6 +31,7 @@ func says(t *testing.T, seed uint64, n int) (all []string) {
 		t.Fatal(err)
 	}
 	s.settle(kindsOf())
+	s.keep("comment", client.Child{ID: "0196b2d4-7c00-7000-8000-000000000001"})
 	for range n {
 		all = append(all, s.next().says)
 	}
@@ -41,7 +43,8 @@ func TestTheSameSeedMakesTheSameChoices(t *testing.T) {
 	if one != same || one == other {
 		t.Errorf("%.300s\n\n%.300s", one, other)
 	}
-	for _, want := range []string{": follow of user 1", "badge of badge ", "comment on post ", "note on user ", "post 6: "} {
+	for _, want := range []string{": follow of user 1", "nod of comment 0196b2d4-7c00-7000-8000-000000000001",
+		"badge of badge ", "comment on post ", "note on user ", "post 6: "} {
 		if !strings.Contains(one, want) {
 			t.Errorf("none of 500 acts is %q", want)
 		}

@@ -80,6 +80,22 @@ func (w *world) target(object string) client.ID {
 	return w.id(object, max(newest-int64(w.rnd.ExpFloat64()*4), 1))
 }
 
+// end returns the target of an edge: an object, or a child that exists as far as the site knows.
+func (w *world) end(kind string) (id client.ID, ok bool) {
+	if !w.isChild(kind) {
+		return w.target(kind), true
+	}
+	all := w.known[kind]
+	if len(all) == 0 {
+		return "", false
+	}
+	return client.ID(all[w.rnd.IntN(len(all))].ID), true
+}
+
+func (w *world) isChild(kind string) bool {
+	return slices.ContainsFunc(w.children, func(k childKind) bool { return k.Name == kind })
+}
+
 // open returns a target whose thread accepts children, as far as the site knows.
 func (w *world) open(k childKind) client.ID {
 	object := w.target(k.Parent)

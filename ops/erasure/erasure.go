@@ -323,7 +323,7 @@ func (e *eraser) eraseChildren(ctx context.Context) error {
 
 func (e *eraser) erase(ctx context.Context, k *erasing, ids []string, again bool) error {
 	for some := range slices.Chunk(ids, store.MaxErase) {
-		n, err := e.store.EraseChildren(ctx, e.o.TenantID, k.Child, some, again, store.Meta{Actor: e.by}, e.Fence)
+		n, err := e.store.EraseChildren(ctx, e.o.TenantID, k.Child, e.Kinds.EdgesTo(k.Name), some, again, store.Meta{Actor: e.by}, e.Fence)
 		if err != nil {
 			return err
 		}

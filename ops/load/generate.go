@@ -31,8 +31,11 @@ const maxObjects = 50_000_000
 
 // EdgeSpec parses the spec of a kind of edges: "users=N,posts=N,edges=M,seed=S", with the plurals
 // of its objects. If both ends are of the same object, it is "users=N,edges=M,seed=S". The default
-// of seed is 1.
+// of seed is 1. Edges to children cannot be generated.
 func (k *Kinds) EdgeSpec(e EdgeKind, s string) (Spec, error) {
+	if c, ok := k.Child(e.To); ok {
+		return Spec{}, fmt.Errorf("%s lead to %s, whose ids Tidings makes: load them from a file", e.Plural, c.Plural)
+	}
 	from, _ := k.object(e.From)
 	to, _ := k.object(e.To)
 	keys := []string{from, to, "edges"}

@@ -89,6 +89,7 @@ func TestAnotherSeedIsAnotherGraph(t *testing.T) {
 
 func TestSpecOfEdges(t *testing.T) {
 	all := &Kinds{Objects: []struct{ Name, Plural, ID string }{{"user", "users", "string"}, {"post", "posts", "uuid"}}}
+	all.Children = []ChildKind{{Name: "comment", Plural: "comments", Parent: "post"}}
 	pin := EdgeKind{Name: "pin", From: "user", To: "post", ToIDs: "uuid"}
 	for _, c := range []struct {
 		kind EdgeKind
@@ -100,6 +101,7 @@ func TestSpecOfEdges(t *testing.T) {
 		{EdgeKind{From: "user", To: "user", Self: true}, "users=1,edges=1", Spec{Origins: 1, Targets: 1, Edges: 1, Seed: 1}},
 		{kind: pin, spec: "users=10,posts=5,edges=51"},
 		{kind: pin, spec: "users=10,edges=1"},
+		{kind: EdgeKind{Name: "nod", From: "user", To: "comment"}, spec: "users=10,comments=5,edges=1"},
 		{kind: pin, spec: "users=10,posts=5,pins=1"},
 		{kind: follows, spec: ""},
 		{kind: follows, spec: "users=10"},

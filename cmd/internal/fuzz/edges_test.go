@@ -22,10 +22,34 @@ func (l *lane) edgeKind() kinds.Edge { return pick(l, l.kinds.AllEdges()...) }
 
 // ends returns a random pair of the kind.
 func (l *lane) ends(k kinds.Edge) (from, to event.ID) {
-	if k.From == k.To {
+	switch {
+	case k.From == k.To:
 		return l.user(), l.user()
+	case k.ToChild:
+		return l.user(), l.target(k.To)
 	}
 	return l.user(), l.object()
+}
+
+// target returns the id of a child of the kind, sometimes of one that nobody has written.
+func (l *lane) target(kind string) event.ID {
+	if r := l.child(func(k kinds.Child) bool { return k.Name == kind }); r != nil && !l.chance(10) {
+		return event.ID(r.now().ID)
+	}
+	return "01890000-0000-7000-8000-000000000000"
+}
+
+// refusesEdges returns the refusal of a put whose target is a child that takes no edges.
+func (l *lane) refusesEdges(row *edgeRow) (outcome, bool) {
+	target := l.m.byID[string(row.to)]
+	switch {
+	case !row.k.ToChild:
+	case target == nil:
+		return refusal(http.StatusNotFound, "not-found"), true
+	case bare(target.now()):
+		return refusal(http.StatusConflict, "target-gone"), true
+	}
+	return outcome{}, false
 }
 
 // values returns valid attributes, some or all of them.
@@ -133,6 +157,13 @@ func (l *lane) planPut(row *edgeRow, values map[string]any, c condition, patch b
 	if patch && c.header == "" {
 		return refusal(http.StatusPreconditionRequired, "if-match-missing")
 	}
+	switch o, gone := l.refusesEdges(row); {
+	case c.refused != "":
+	case !patch && values == nil && !fits(row.k.Attributes, form(row.k.Attributes, nil)):
+		return refusal(http.StatusUnprocessableEntity, "validation-failed")
+	case gone:
+		return o
+	}
 	if o, ok := guarded(row, c); !ok {
 		return o
 	}
@@ -238,9 +269,12 @@ func (l *lane) equalEntity(a answer, version int64, want any) error {
 
 // removeEdges removes all edges of an object and waits for the end.
 func (l *lane) removeEdges() error {
-	object, id := pick(l, "user", "post", "group", "song"), l.object()
-	if object == "user" {
+	object, id := pick(l, "user", "post", "group", "song", event.AggregateComment), l.object()
+	switch object {
+	case "user":
 		id = l.user()
+	case event.AggregateComment:
+		id = l.target(object)
 	}
 	direction := pick(l, "", "from", "to", "both")
 	if object != "user" && direction == "from" {
@@ -251,7 +285,7 @@ func (l *lane) removeEdges() error {
 		body["direction"] = direction
 	}
 	actor := l.actor()
-	a, err := l.call(http.MethodPost, fmt.Sprintf("/v1/%s/%s:remove-edges", l.kinds.Objects[object].Plural, id), encode(body),
+	a, err := l.call(http.MethodPost, fmt.Sprintf("/v1/%s/%s:remove-edges", l.kinds.Plural(object), id), encode(body),
 		"Tidings-Actor: "+actor)
 	if err == nil {
 		err = a.expect(http.StatusAccepted, "")

@@ -41,6 +41,10 @@ func (l *lane) strangeIDs() error {
 	k := l.edgeKind()
 	path := pick(l, fmt.Sprintf("/v1/%s/%s/1", k.Plural, id), fmt.Sprintf("/v1/%s/1/%s", k.Plural, id),
 		fmt.Sprintf("/v1/users/%s/counts", id))
+	if k.ToChild && l.chance(2) { // in one form, which is not every UUID's
+		path = fmt.Sprintf("/v1/%s/1/%s", k.Plural, pick(l, "1", "auth0|5f7c-12", "0197A2B4-5F0E-4D3A-9A51-000000000007",
+			"0197a2b45f0e4d3a9a51000000000007"))
+	}
 	method := pick(l, http.MethodGet, http.MethodPut, http.MethodDelete)
 	if strings.HasSuffix(path, "counts") {
 		method = http.MethodGet

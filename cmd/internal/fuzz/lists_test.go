@@ -164,10 +164,13 @@ func (l *lane) edgeList() page {
 		of, name = k.To, k.Reverse
 	}
 	object := l.object()
-	if of == kinds.Author {
+	switch {
+	case of == kinds.Author:
 		object = l.user()
+	case reverse && k.ToChild:
+		object = l.target(of)
 	}
-	path := fmt.Sprintf("/v1/%s/%s/%s", l.kinds.Objects[of].Plural, object, name)
+	path := fmt.Sprintf("/v1/%s/%s/%s", l.kinds.Plural(of), object, name)
 	if attribute, ok := k.Filter(); ok && reverse && l.chance(2) {
 		filter = pick(l, k.Attributes[attribute].Enum...).(string)
 		path += "?" + attribute + "=" + filter

@@ -99,15 +99,23 @@ func (r *race) guard(side *lane, a *attempt) []string {
 
 func (r *race) edge(side *lane, actor string) error {
 	k := side.edgeKind()
-	from, to := pick(side, int64(1), 2), pick(side, int64(1), 2)
+	from, to := pick(side, "1", "2"), pick(side, "1", "2")
 	// Most clients meet at one edge, whose kind has attributes.
 	if side.chance(2) {
-		k, from, to = r.kinds.Edges["membership"], 1, 1
+		k, from, to = r.kinds.Edges["membership"], "1", "1"
 	}
 	if k.NoSelf() {
-		to = 3 - from
+		to = map[string]string{"1": "2", "2": "1"}[from]
 	}
-	path := fmt.Sprintf("/v1/%s/%d/%d", k.Plural, from, to)
+	if k.ToChild { // which others delete and hide meanwhile
+		to = "01890000-0000-7000-8000-000000000000"
+		for _, row := range r.children {
+			if row.k.Name == k.To && (to[0] == '0' || side.chance(3)) {
+				to = row.states[0].ID
+			}
+		}
+	}
+	path := fmt.Sprintf("/v1/%s/%s/%s", k.Plural, from, to)
 	a := &attempt{entity: path, actor: actor, write: true}
 	var headers []string
 	body := ""

@@ -50,6 +50,8 @@ edges:
   play: {plural: plays, from: user, to: song, forward: plays, reverse: players,
     attributes: {mood: {enum: [calm, loud], default: calm, filter: true}, volume: {type: integer, minimum: 0, maximum: 9}}}
   link: {plural: links, from: user, to: user, ends: [source_id, target_id], forward: links, reverse: linkers, self: true}
+  praise: {plural: praises, from: user, to: lyric, ends: [fan_id, lyric_id], forward: praised_lyrics, reverse: fans, partitions: 2,
+    attributes: {tone: {enum: [warm, dry], default: warm, filter: true}}}
 children:
   lyric: {plural: lyrics, parent: song, moderated: true, one_per_author: true,
     attributes: {stars: {type: integer, minimum: 1, maximum: 5, aggregate: true}, calm: {type: boolean, default: false}}}

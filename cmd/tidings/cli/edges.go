@@ -32,7 +32,8 @@ func (p Process) edgesRemoveCommand() *cobra.Command {
 		short: "Remove all edges of an object, such as a user who leaves",
 		long: `Remove does the same as POST /v1/users/{user_id}:remove-edges, and works beside the archivers until the
 removal is complete. It removes every edge that exists at the start, each with its own version and
-event. You may stop it: the archivers continue, and the same command shows the progress.`,
+event. You may stop it: the archivers continue, and the same command shows the progress. The object
+may also be a child, such as a comment, if edges lead to its kind.`,
 		name: "edges remove", needs: needTruth, json: oneObject, actor: &r.Actor, reason: &r.Reason, destructive: true,
 		check: func(*session, []string) error {
 			r.Direction = store.Direction(direction)
@@ -57,7 +58,7 @@ event. You may stop it: the archivers continue, and the same command shows the p
 		},
 	})
 	c.Flags().Int64Var(&tenant, "tenant", 0, "the tenant")
-	c.Flags().StringVar(&r.Object, "object", kinds.Author, "the type of the object, as the kinds name it")
+	c.Flags().StringVar(&r.Object, "object", kinds.Author, "the type of the object, or the kind of the child, as the kinds name it")
 	c.Flags().StringVar((*string)(&r.ID), "id", "", "the object's id")
 	c.Flags().StringSliceVar(&names, "kind", nil, "only of this `kind`; repeatable (default: every kind)")
 	c.Flags().StringVar(&direction, "direction", string(store.DirectionBoth), "the edges from the object (from), to it (to), or both")

@@ -262,14 +262,8 @@ func (p Process) kindsShowCommand() *cobra.Command {
 			if err != nil {
 				return nil, err
 			}
-			one := kinds.Set{Objects: map[string]kinds.Object{}}
-			if e, ok := now.Edge(args[0]); ok {
-				one.Edges = map[string]kinds.Edge{e.Name: e}
-				one.Objects[e.From], one.Objects[e.To] = now.Objects[e.From], now.Objects[e.To]
-			} else if ch, ok := now.Child(args[0]); ok {
-				one.Children = map[string]kinds.Child{ch.Name: ch}
-				one.Objects[ch.Parent] = now.Objects[ch.Parent]
-			} else {
+			one := &kinds.Set{Objects: map[string]kinds.Object{}, Edges: map[string]kinds.Edge{}, Children: map[string]kinds.Child{}}
+			if !addKind(one, now, args[0]) {
 				return nil, fmt.Errorf("there is no kind %q: `tidings kinds list` lists all of them", args[0])
 			}
 			return reports(nil, func(w io.Writer) error {
@@ -279,6 +273,26 @@ func (p Process) kindsShowCommand() *cobra.Command {
 			}), nil
 		},
 	})
+}
+
+// addKind adds a kind to the set one, with the objects and kinds to which it refers.
+func addKind(one, now *kinds.Set, name string) bool {
+	if one.Has(name) {
+		return true
+	}
+	if e, ok := now.Edge(name); ok {
+		one.Edges[name], one.Objects[e.From] = e, now.Objects[e.From]
+		if !addKind(one, now, e.To) {
+			one.Objects[e.To] = now.Objects[e.To]
+		}
+		return true
+	}
+	ch, ok := now.Child(name)
+	if ok {
+		one.Children[name], one.Objects[ch.Parent] = ch, now.Objects[ch.Parent]
+		addKind(one, now, ch.RankedBy)
+	}
+	return ok
 }
 
 func (p Process) kindsHistoryCommand() *cobra.Command {

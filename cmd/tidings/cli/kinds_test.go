@@ -9,6 +9,8 @@ import (
 
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/kindfile"
 )
 
 func TestKindsAreAppliedListedAndShown(t *testing.T) {
@@ -62,15 +64,22 @@ edges:
 		t.Errorf("exit code %d, %s%s", code, stdout, stderr)
 	}
 
+	// With edges to children it shows the children.
+	_, shown, _ = run(t, env, "", "kinds", "show", "vote")
+	if _, err := kindfile.Extend(kinds.Builtin(), []byte(shown)); err != nil || !strings.Contains(shown, "  comment:\n") ||
+		!strings.Contains(shown, "  post: posts\n") || strings.Contains(shown, "like") {
+		t.Errorf("%v in %s", err, shown)
+	}
+
 	code, stdout, _ := run(t, env, "", "kinds", "list")
-	if code != exitOK || !strings.Contains(stdout, "membership  edge   memberships  user → group") ||
+	if code != exitOK || !strings.Contains(stdout, "membership    edge   memberships    user → group") ||
 		!strings.Contains(stdout, "  file\n") {
 		t.Errorf("exit code %d, %s", code, stdout)
 	}
 	_, stdout, _ = run(t, env, "", "kinds", "list", "--json")
 	lines := strings.Split(strings.TrimSpace(stdout), "\n")
 	var review listedKind
-	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &review); err != nil || len(lines) != 8 || review.Parent != "product" ||
+	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &review); err != nil || len(lines) != 10 || review.Parent != "product" ||
 		!review.BuiltIn || strings.Join(review.Has, " ") != "moderated one_per_author rating" {
 		t.Errorf("%d lines, %+v, %v", len(lines), review, err)
 	}

@@ -27,6 +27,7 @@ export const codes = [
   'route-unknown',
   'self-edge',
   'self-follow',
+  'target-gone',
   'thread-locked',
   'thread-returning',
   'thread-too-large',
