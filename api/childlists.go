@@ -51,7 +51,7 @@ type Place struct {
 
 // Counting selects the counts of each child of a list.
 type Counting struct {
-	Counts []string `query:"counts" maxItems:"20" uniqueItems:"true" doc:"Lists of edges to each {child}, separated by commas: each {child} has their counts, and what their attributes add up to."`
+	Counts []string `query:"counts" maxItems:"20" doc:"Lists of edges to each {child}, separated by commas: each {child} has their counts, and what their attributes add up to."`
 }
 
 type flatListInput struct {

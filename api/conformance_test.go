@@ -292,6 +292,9 @@ func examplesHold(t *testing.T, file string) {
 				t.Errorf("%s: the example does not fit: %v", name, wrong)
 			}
 			value := fmt.Sprint(example)
+			if list, ok := example.([]any); ok {
+				value = fmt.Sprint(list[0])
+			}
 			switch pname := p["name"].(string); {
 			case p["in"] == "path":
 				filled = strings.ReplaceAll(filled, "{"+pname+"}", value)

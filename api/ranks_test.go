@@ -83,7 +83,6 @@ func TestChildrenAreRankedByTheEdgesToThem(t *testing.T) {
 		"/v1/posts/1/comments?order=best":                       "expected value to be one of",
 		"/v1/products/1/reviews?order=top":                      "expected value to be one of",
 		"/v1/questions/1/answers?counts=judges,followers":       "expected value to be one of",
-		"/v1/questions/1/answers?counts=judges,judges":          "expected array items to be unique",
 		"/v1/products/1/reviews?counts=judges":                  "unknown query parameter",
 		"/v1/questions/1/answers/tree?counts=liked":             "expected value to be one of",
 		"/v1/answers/" + want[0] + "/replies?counts=bookmarked": "expected value to be one of",

@@ -8,10 +8,12 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/internal/testkit/system"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections/followercounts"
@@ -215,5 +217,65 @@ func TestNothingOfAPersonsEdgesIsLeftAnywhere(t *testing.T) {
 	if err := w.projections.QueryRow(ctx, `SELECT count(*) FROM follow_history WHERE tenant_id = 1 AND follower_id = $1
 		AND version_state = 'LATEST'`, w.author).Scan(&heads); err != nil || heads != 1 {
 		t.Errorf("%d histories, %v", heads, err)
+	}
+}
+
+// TestTheEdgesToAPersonsChildrenAreRemoved erases a person who liked comments, and whose comments
+// others liked. Nothing of the person's likes is left; those of others are removed like any edge.
+func TestTheEdgesToAPersonsChildrenAreRemoved(t *testing.T) {
+	w := newWorld(t)
+	w.fleet = append(w.fleet, followercounts.New(kinds.Builtin))
+	ctx := t.Context()
+	w.relay()
+	stopConsumers := w.consume(w.projections)
+	defer stopConsumers()
+	theirs := w.comment(tenant, w.author, "5", "", "a", "words "+w.secret)
+	other := w.comment(tenant, "8", "5", "", "b", "words")
+	a, b := event.ID(theirs.ID), event.ID(other.ID)
+	w.put("like_comment", [2]event.ID{w.author, a}, [2]event.ID{w.author, b})
+	w.putBy("like_comment", "bob", [2]event.ID{"9", a}, [2]event.ID{"9", b}, [2]event.ID{"10", a})
+	w.settle(w.projections)
+	report, err := w.erase(Options{Wait: time.Minute})
+	if err != nil || !report.Done || report.Counts[Edges] != 2 || report.Counts[Children] != 1 {
+		t.Fatal(report, err)
+	}
+	remover, err := store.NewRemover(w.truth, nil, kinds.Builtin, testkit.Logger(t), prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	stopRemover := system.Start(t, remover.Run)
+	testkit.Eventually(t, "the removal to end", func() (done bool, err error) {
+		return done, w.truth.QueryRow(ctx, `SELECT bool_and(finished_at IS NOT NULL) FROM edge_removals`).Scan(&done)
+	})
+	stopRemover()
+	w.settle(w.projections)
+	w.gone("after the erasure")
+	w.equal("after the erasure", w.projections)
+	if diff := cmp.Diff(map[string]int{}, w.leftOfEdges()); diff != "" {
+		t.Errorf("remain (-want +got):\n%s", diff)
+	}
+	k := kinds.Builtin().Edges["like_comment"]
+	for _, c := range []struct {
+		from, to event.ID
+		active   bool
+	}{{"9", a, false}, {"10", a, false}, {"9", b, true}} {
+		if e, err := w.store.GetEdge(ctx, tenant, k, c.from, c.to); err != nil || e.Active() != c.active {
+			t.Errorf("the like of %s by %s: %+v, %v", c.to, c.from, e, err)
+		}
+	}
+	counts := map[event.ID]int64{}
+	for _, id := range []event.ID{a, b} {
+		var n int64
+		if err := w.projections.QueryRow(ctx, `SELECT coalesce(sum(incoming), 0) FROM edge_counts
+			WHERE kind = 'like_comment' AND object_id = $1`, id).Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		counts[id] = n
+	}
+	if diff := cmp.Diff(map[event.ID]int64{a: 0, b: 1}, counts); diff != "" {
+		t.Errorf("likers (-want +got):\n%s", diff)
+	}
+	if again, err := w.erase(Options{Wait: time.Minute}); err != nil || !again.Done || len(again.Counts) > 0 {
+		t.Errorf("the second erasure: %+v, %v", again, err)
 	}
 }

@@ -23,6 +23,9 @@ const ownKinds = `objects: {song: songs}
 edges:
   play: {plural: plays, from: user, to: song, forward: plays, reverse: players,
     attributes: {mood: {enum: [calm, loud, wild], required: true, filter: true}, times: {type: integer, minimum: 1, maximum: 9}}}
+  nod: {plural: nods, from: user, to: review, forward: nodded_reviews, reverse: nodders}
+  mark: {plural: marks, from: user, to: verdict, forward: marked_verdicts, reverse: markers, partitions: 3,
+    attributes: {color: {enum: [red, green, blue], required: true, filter: true}}}
 children:
   verdict: {plural: verdicts, parent: song, one_per_author: true,
     attributes: {stars: {type: integer, minimum: -3, maximum: 3, required: true, aggregate: true},
@@ -31,7 +34,7 @@ children:
 
 // The kinds of the model besides follows and comments.
 var (
-	modelEdges    = []string{"like", "membership", "play"}
+	modelEdges    = []string{"like", "membership", "play", "nod", "mark"}
 	modelChildren = []string{"review", "message", "verdict"}
 )
 
@@ -298,10 +301,15 @@ func (w *kindWriter) step() error {
 	switch w.rng.IntN(5) {
 	case 0, 1:
 		k := pick(w, modelEdges, w.set().Edges)
-		if w.rng.IntN(5) == 0 {
-			err = w.edgeGroup(k)
-		} else {
-			err = w.edge(k, edgeID{k.Name, w.user(), w.object()})
+		targets := w.targets(k, childState.visible)
+		switch {
+		case k.ToChild && w.rng.IntN(8) == 0:
+			err = w.edgeToGone(k)
+		case len(targets) == 0:
+		case w.rng.IntN(5) == 0:
+			err = w.edgeGroup(k, targets)
+		default:
+			err = w.edge(k, edgeID{k.Name, w.user(), targets[w.rng.IntN(len(targets))]})
 		}
 	default:
 		k := pick(w, modelChildren, w.set().Children)
@@ -331,6 +339,37 @@ func (w *kindWriter) wrote(what, entity string, a answer, want int) (bool, error
 		w.tokens[entity] = token
 	}
 	return a.status < 300, nil
+}
+
+// targets returns the objects to which the writer's edges of a kind lead, or its children that
+// fulfill want.
+func (w *kindWriter) targets(k kinds.Edge, want func(childState) bool) (all []event.ID) {
+	if !k.ToChild {
+		return w.objects
+	}
+	for _, c := range w.m.list(k.To, func(c childState) bool { return want(c) && w.writes(c) }) {
+		all = append(all, event.ID(c.ID))
+	}
+	return all
+}
+
+// edgeToGone puts an edge to a child that is deleted, which is refused.
+func (w *kindWriter) edgeToGone(k kinds.Edge) error {
+	gone := w.targets(k, func(c childState) bool { return !c.visible() })
+	if len(gone) == 0 {
+		return nil
+	}
+	body := ""
+	if all := w.attributes(k.Attributes); all != nil {
+		text, err := json.Marshal(all)
+		if err != nil {
+			return err
+		}
+		body = string(text)
+	}
+	path := fmt.Sprintf("/v1/%s/%s/%s", k.Plural, w.user(), gone[w.rng.IntN(len(gone))])
+	_, err := w.wrote("PUT "+path, path, w.call(http.MethodPut, path, body), http.StatusConflict)
+	return err
 }
 
 // edge puts, changes or removes an edge.
@@ -457,14 +496,14 @@ func wantEdge(k kinds.Edge, was edgeState, attributes map[string]any, merge bool
 }
 
 // edgeGroup puts or removes several edges in one call of the store.
-func (w *kindWriter) edgeGroup(k kinds.Edge) error {
+func (w *kindWriter) edgeGroup(k kinds.Edge, targets []event.ID) error {
 	if w.tokens != nil {
 		return nil // such writes have no tokens
 	}
 	var writes []store.EdgeWrite
 	put := w.rng.IntN(3) > 0
 	for range 2 + w.rng.IntN(6) {
-		e := store.EdgeWrite{Meta: meta, From: w.user(), To: w.object()}
+		e := store.EdgeWrite{Meta: meta, From: w.user(), To: targets[w.rng.IntN(len(targets))]}
 		if all := w.attributes(k.Attributes); put && all != nil {
 			text, err := json.Marshal(all)
 			if err != nil {
@@ -683,8 +722,16 @@ func equalKinds(c client, m *kindModel, rng *rand.Rand, set *kinds.Set, objects 
 		}
 		all = append(all, func() error { return equalEdges(c, m, rng, set, k, user, false) },
 			func() error { return equalChecks(c, m, rng, k) })
-		for _, object := range objects {
-			all = append(all, func() error { return equalEdges(c, m, rng, set, k, object, true) })
+		targets := objects
+		if k.ToChild {
+			targets = nil
+			under := m.list(k.To, func(c childState) bool { return slices.Contains(objects, c.Object) })
+			for _, child := range pickSome(rng, under, 4) {
+				targets = append(targets, event.ID(child.ID))
+			}
+		}
+		for _, target := range targets {
+			all = append(all, func() error { return equalEdges(c, m, rng, set, k, target, true) })
 		}
 	}
 	for _, name := range modelChildren {
@@ -715,7 +762,7 @@ func equalEdges(c client, m *kindModel, rng *rand.Rand, set *kinds.Set, k kinds.
 	if reverse {
 		of, other, list = other, of, k.Reverse
 	}
-	at := fmt.Sprintf("/v1/%s/%s/", set.Objects[of].Plural, object)
+	at := fmt.Sprintf("/v1/%s/%s/", set.Plural(of), object)
 	same := func(path string, want []edgeRow) error {
 		raw, _, err := walk[json.RawMessage](c, path, 1+rng.IntN(20), nil)
 		if err != nil {
@@ -740,6 +787,9 @@ func equalEdges(c client, m *kindModel, rng *rand.Rand, set *kinds.Set, k kinds.
 				return strings.Contains(s.Attributes, fmt.Sprintf("%q:%q", name, value))
 			})))
 		}
+	}
+	if reverse && k.ToChild {
+		return errors.Join(errs...)
 	}
 	var counts map[string]json.RawMessage
 	return errors.Join(append(errs, c.read(http.MethodGet, at+"counts", "", &counts),
@@ -946,7 +996,10 @@ func pickSome[T any](rng *rand.Rand, all []T, n int) []T {
 func (m *kindModel) equal(c client, rng *rand.Rand, set *kinds.Set) error {
 	users, objects := map[event.ID]bool{}, map[event.ID]bool{}
 	for id := range m.edges {
-		users[id.from], objects[id.to] = true, true
+		users[id.from] = true
+		if !set.Edges[id.kind].ToChild {
+			objects[id.to] = true
+		}
 	}
 	for _, name := range modelChildren {
 		for _, child := range m.list(name, func(childState) bool { return true }) {

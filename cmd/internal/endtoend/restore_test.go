@@ -291,8 +291,15 @@ func (h *hand) write(ctx context.Context) (err error) {
 	if len(h.made) > 0 {
 		some = h.made[h.rng.IntN(len(h.made))]
 	}
-	switch n := h.rng.IntN(12); {
-	case n >= 10:
+	like := store.EdgeWrite{Meta: meta, From: edge.From, To: event.ID(some)}
+	switch n := h.rng.IntN(15); {
+	case n >= 12 && some != "":
+		if n == 12 {
+			_, err = h.s.RemoveEdges(ctx, tenant, set.Edges["like_comment"], []store.EdgeWrite{like})
+		} else { // refused if the comment is hidden or deleted
+			_, err = h.s.PutEdges(ctx, tenant, set.Edges["like_comment"], []store.EdgeWrite{like})
+		}
+	case n >= 10 && n < 12:
 		return h.review(ctx, n == 10)
 	case n < 2:
 		_, err = h.s.PutEdges(ctx, tenant, set.Edges["follow"], []store.EdgeWrite{edge})
@@ -486,6 +493,7 @@ func restoreEach(t *testing.T, mixes ...mix) {
 				t.Errorf("%d entities overtaken after %d writes", report.Overtaken, c.early)
 			}
 			s.checkRecovered(b.states[c.recovered], !c.unsettled)
+			s.checkEnds()
 			if c.late {
 				if ahead < 100 {
 					t.Errorf("the subscriber's projection is %d messages ahead of the streams", ahead)
@@ -565,6 +573,20 @@ func (s *site) checkRecovered(then map[string]state, settings bool) {
 			s.t.Errorf("%s is %+v, it was %+v", key, now, want)
 		}
 	}
+}
+
+// checkEnds requires that edges to erased comments are removed or will be.
+func (s *site) checkEnds() {
+	s.t.Helper()
+	var likes, kept int
+	if err := s.truth.QueryRow(s.t.Context(), `
+		SELECT count(*), count(*) FILTER (WHERE NOT EXISTS (SELECT FROM edge_removals r WHERE r.tenant_id = e.tenant_id
+		       AND r.object = 'comment' AND r.object_id = e.to_id AND r.finished_at IS NULL))
+		  FROM edges_like_comment e JOIN children_comment c ON c.tenant_id = e.tenant_id AND c.child_id = e.to_id::uuid
+		 WHERE e.status = 'ACTIVE' AND c.author_state = 'ERASED'`).Scan(&likes, &kept); err != nil || kept > 0 {
+		s.t.Errorf("%d of %d likes of erased comments stay: %v", kept, likes, err)
+	}
+	s.t.Logf("%d likes of erased comments will be removed", likes)
 }
 
 // outsideAhead returns the number of messages that the subscriber's projection has read and its
