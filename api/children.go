@@ -159,7 +159,7 @@ func (c *childRoutes) looks(also ...string) func(*huma.Schema) {
 			without("parent_id", "slug", "depth")(schema)
 		}
 		if len(c.ends) > 0 {
-			counts := objectOf(edgeCountMembers(c.ends), false)
+			counts := objectOf(edgeCountMembers(c.ends, false), false)
 			counts.Description = schema.Properties["counts"].Description
 			property("counts", counts, false)(schema)
 		} else {

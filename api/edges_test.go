@@ -242,7 +242,7 @@ func (f fixture) targets(t *testing.T, set *kinds.Set, k kinds.Edge, n int) (all
 			all = append(all, fmt.Sprint(42+i))
 			continue
 		}
-		under := fmt.Sprintf("/v1/%s/5/%s", set.Objects[child.Parent], child.Plural)
+		under := fmt.Sprintf("/v1/%s/5/%s", set.Plural(child.Parent), child.Plural)
 		all = append(all, f.want(t, 201, "POST", under, fmt.Sprintf(`{"author_id":"%d","body":"body"}`, 100+i)).text(child.Names().ID))
 	}
 	return all

@@ -31,7 +31,7 @@ var (
 	}
 	walkQueries = map[string]string{ // $name is an id of the world
 		"role": "owner", "after": "5", "lines": "3",
-		"limit": "1", "skip": "1", "order": "threaded", "around": "$comment", "cursor": "$cursor", "post_id": "$post",
+		"limit": "1", "skip": "1", "order": "threaded", "around": "$comment", "cursor": "$cursor", "post_id": "$post", "counts": "likers",
 		"conversation_id": "$post", "product_id": "$post",
 		"aggregate_type": "comment", "aggregate_id": "$post",
 		"event_type": "created", "dead_before": "2030-01-01T00:00:00Z", "dead_after": "2020-01-01T00:00:00Z",
@@ -59,8 +59,14 @@ var (
 )
 
 func init() {
-	for _, name := range kinds.Builtin().Ends() {
+	for _, name := range slices.Concat(kinds.Builtin().Ends(), slices.Collect(maps.Keys(kinds.Builtin().Objects))) {
+		plural, target := kinds.Builtin().Plural(name), "$post"
+		if _, child := kinds.Builtin().Child(name); child {
+			target = "$" + name
+		}
 		walkBodies["remove-"+name+"-edges"] = []string{``, `{"direction":"to"}`}
+		walkBodies["count-"+plural] = []string{`{"ids":["` + target + `"]}`}
+		walkBodies["check-"+plural] = []string{`{"user_id":"$user","ids":["` + target + `"]}`}
 	}
 	for _, k := range kinds.Builtin().AllEdges() {
 		if k.Name == "follow" {

@@ -157,7 +157,7 @@ func (s *server) narrow(t target, sc *huma.Schema) {
 // children of all kinds.
 func (s *server) countRoutes(t target) {
 	schema, what := camel(t.name)+"Counts", "edges"
-	members := edgeCountMembers(t.ends)
+	members := edgeCountMembers(t.ends, true)
 	for _, c := range t.ends {
 		schema = cmp.Or(wordsOf(c.k.Name).schemas["Counts"], schema)
 	}
@@ -318,8 +318,8 @@ func (a *edgeAggregate) values() map[string]int64 {
 	return a.Values
 }
 
-// edgeCountMembers returns the schemas of the members of edgeCounts.
-func edgeCountMembers(ends []counted) map[string]*huma.Schema {
+// edgeCountMembers returns the schemas of the members of edgeCounts. With all, none is missing.
+func edgeCountMembers(ends []counted, all bool) map[string]*huma.Schema {
 	members, added := make(map[string]*huma.Schema), make(map[string]*huma.Schema)
 	for _, c := range ends {
 		members[c.list] = integer("")
@@ -332,7 +332,7 @@ func edgeCountMembers(ends []counted) map[string]*huma.Schema {
 		}
 	}
 	if len(added) > 0 {
-		members["aggregates"] = objectOf(added, true)
+		members["aggregates"] = objectOf(added, all)
 		members["aggregates"].Description = "What the edges of each list add up to, by attribute."
 	}
 	return members
@@ -344,12 +344,8 @@ func edgeAggregateSchema(a kinds.Attribute) *huma.Schema {
 		members["sum"] = integer("The sum of their values; divide by count for the average.")
 	}
 	if len(a.Enum) > 0 {
-		values := make(map[string]*huma.Schema)
-		for _, v := range a.Enum {
-			values[fmt.Sprint(v)] = integer("")
-		}
-		members["values"] = objectOf(values, true)
-		members["values"].Description = "The number of edges with each value."
+		members["values"] = &huma.Schema{Type: huma.TypeObject, AdditionalProperties: integer(""),
+			Description: "The number of edges with each value of the enum."}
 	}
 	return objectOf(members, true)
 }

@@ -209,8 +209,13 @@ func TestPagesOfEveryKindAreKeptUntilTheirEvents(t *testing.T) {
 			return json.RawMessage(`{"role":"` + role + `"}`)
 		}
 		from, to := event.ID("7-"+k.Name), event.ID("42-"+k.Name)
-		paths := []string{fmt.Sprintf("/v1/%s/%s/%s", f.set.Objects[k.To].Plural, to, k.Reverse),
-			fmt.Sprintf("/v1/%s/%s/%s", f.set.Objects[k.From].Plural, from, k.Forward)}
+		others := [2]event.ID{to + "0", to + "1"}
+		if k.ToChild {
+			const id = "0196b2d4-7c00-7000-8000-00000000000"
+			to, others = id+"1", [2]event.ID{id + "2", id + "3"}
+		}
+		paths := []string{fmt.Sprintf("/v1/%s/%s/%s", f.set.Plural(k.To), to, k.Reverse),
+			fmt.Sprintf("/v1/%s/%s/%s", f.set.Plural(k.From), from, k.Forward)}
 		f.apply(t, f.publishEdge(t, k, event.Created, event.Edge{From: from, To: to, Version: 1, Attributes: attributes("first")}))
 		for _, path := range paths {
 			kept(path)
@@ -218,9 +223,9 @@ func TestPagesOfEveryKindAreKeptUntilTheirEvents(t *testing.T) {
 		comment := f.publishEvent(t, event.Event{AggregateType: event.AggregateComment, AggregateID: to, Type: event.Created,
 			OccurredAt: time.Now(), Payload: []byte("{}")})
 		f.reach(t, comment)
-		later := f.publishEdge(t, k, event.Created, event.Edge{From: from + "0", To: to + "0", Version: 1}) // of other lists
+		later := f.publishEdge(t, k, event.Created, event.Edge{From: from + "0", To: others[0], Version: 1}) // of other lists
 		f.apply(t, later)
-		late := fmt.Sprintf("/v1/%s/%s/%s", f.set.Objects[k.To].Plural, later.AggregateID, k.Reverse)
+		late := fmt.Sprintf("/v1/%s/%s/%s", f.set.Plural(k.To), later.AggregateID, k.Reverse)
 		kept(late) // so both events were heard
 		for _, path := range paths {
 			if body, hit := f.ask(t, path); !hit {
@@ -242,7 +247,7 @@ func TestPagesOfEveryKindAreKeptUntilTheirEvents(t *testing.T) {
 		}
 		eventType, edge := event.Updated, event.Edge{From: from, To: to, Version: 2, Attributes: attributes("second")}
 		if len(k.Attributes) == 0 {
-			eventType, edge = event.Created, event.Edge{From: from, To: to + "1", Version: 1}
+			eventType, edge = event.Created, event.Edge{From: from, To: others[1], Version: 1}
 			paths = paths[1:]
 		}
 		e := f.publishEdge(t, k, eventType, edge)

@@ -387,7 +387,7 @@ type Comment struct {
 	Depth     int    `json:"depth"` // 1 for a comment that replies to none
 	Body      string `json:"body,omitempty"`
 	ChildState
-	Counts *CommentNumbers `json:"counts,omitempty"` // of the lists of CountsIn; the others are zero
+	Counts *CommentListCounts `json:"counts,omitempty"` // only in a list with CountsIn
 }
 
 // Ref implements Versioned.
@@ -645,7 +645,7 @@ type GroupNumbers struct {
 	Members    int64 `json:"members"`
 	Aggregates struct {
 		Members struct {
-			Role EdgeAggregate `json:"role"`
+			Role EdgeValues `json:"role"`
 		} `json:"members"`
 	} `json:"aggregates"`
 }
@@ -764,9 +764,20 @@ type CommentNumbers struct {
 	Voters     int64 `json:"voters"`
 	Aggregates struct {
 		Voters struct {
-			Value EdgeAggregate `json:"value"`
+			Value EdgeVotes `json:"value"`
 		} `json:"voters"`
 	} `json:"aggregates"`
+}
+
+// CommentListCounts are the counts of a comment in a list: those of the lists that CountsIn names. The others are zero.
+type CommentListCounts struct {
+	Likers     int64 `json:"likers,omitempty"`
+	Voters     int64 `json:"voters,omitempty"`
+	Aggregates struct {
+		Voters struct {
+			Value EdgeVotes `json:"value"`
+		} `json:"voters,omitzero"`
+	} `json:"aggregates,omitzero"`
 }
 
 // CommentCounts are the counts of a comment.

@@ -101,9 +101,9 @@ func batched[T any](f func(context.Context, *client.Client, []client.Option) fun
 }
 
 // objectMethods returns the methods about many objects.
-func objectMethods[T, N any](all map[string]method, plural string, of func(*client.Client) client.Objects[T, N]) {
+func objectMethods[T, N any](all map[string]method, plural string, id client.ID, of func(*client.Client) client.Objects[T, N]) {
 	all["count-"+plural] = typed(func(ctx context.Context, c *client.Client, o []client.Option) ([]client.Counted[N], error) {
-		return of(c).CountsOf(ctx, []client.ID{"7"}, o...)
+		return of(c).CountsOf(ctx, []client.ID{id}, o...)
 	})
 }
 
@@ -357,16 +357,26 @@ func methods() map[string]method {
 		o []client.Option) (client.ConversationCounts, error) {
 		return c.Conversations.Counts(ctx, "7", o...)
 	})
-	objectMethods(all, "users", func(c *client.Client) client.Objects[client.UserCounts, client.UserNumbers] { return c.Users.Objects })
-	objectMethods(all, "posts", func(c *client.Client) client.Objects[client.PostCounts, client.PostNumbers] { return c.Posts.Objects })
-	objectMethods(all, "groups", func(c *client.Client) client.Objects[client.GroupCounts, client.GroupNumbers] {
+	objectMethods(all, "users", "7", func(c *client.Client) client.Objects[client.UserCounts, client.UserNumbers] { return c.Users.Objects })
+	objectMethods(all, "posts", "7", func(c *client.Client) client.Objects[client.PostCounts, client.PostNumbers] { return c.Posts.Objects })
+	objectMethods(all, "groups", "7", func(c *client.Client) client.Objects[client.GroupCounts, client.GroupNumbers] {
 		return c.Groups.Objects
 	})
-	objectMethods(all, "products", func(c *client.Client) client.Objects[client.ProductCounts, client.ProductNumbers] { return c.Products })
-	objectMethods(all, "conversations",
+	objectMethods(all, "products", "7", func(c *client.Client) client.Objects[client.ProductCounts, client.ProductNumbers] { return c.Products })
+	objectMethods(all, "conversations", "7",
 		func(c *client.Client) client.Objects[client.ConversationCounts, client.ConversationNumbers] {
 			return c.Conversations
 		})
+	const commented = "0196b2d4-7c00-7000-8000-000000000001"
+	objectMethods(all, "comments", commented, func(c *client.Client) client.Objects[client.CommentCounts, client.CommentNumbers] {
+		return c.Comments.Objects
+	})
+	all["get-comment-counts"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.CommentCounts, error) {
+		return c.Comments.Counts(ctx, commented, o...)
+	})
+	all["check-comments"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) ([]client.CommentCheck, error) {
+		return c.Comments.Check(ctx, "7", []client.ID{commented}, []string{"vote"}, o...)
+	})
 	all["check-users"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) ([]client.UserCheck, error) {
 		return c.Users.Check(ctx, "7", []client.ID{"42"}, []string{"follow"}, o...)
 	})
@@ -444,7 +454,7 @@ func methods() map[string]method {
 func options() map[string]client.Option {
 	return map[string]client.Option{
 		"limit": client.PageSize(7), "cursor": client.Cursor("next"), "order": client.Order("newest"), "skip": client.Skip(3),
-		"around": client.Around(exampleUUID), "role": client.Role("owner"), "post_id": client.Query("post_id", "5"),
+		"around": client.Around(exampleUUID), "counts": client.CountsIn("likers"), "role": client.Role("owner"), "post_id": client.Query("post_id", "5"),
 		"conversation_id": client.Query("conversation_id", "5"), "product_id": client.Query("product_id", "5"),
 	}
 }

@@ -149,11 +149,23 @@ type ChildCounts struct {
 	Visible int64 `json:"visible"`
 }
 
-// EdgeAggregate is what edges add up to by one attribute.
-type EdgeAggregate struct {
-	Count  int64            `json:"count"`            // edges with the attribute
-	Sum    int64            `json:"sum,omitempty"`    // of an integer
-	Values map[string]int64 `json:"values,omitempty"` // the number of edges with each value of an enum
+// EdgeSum is the count and the sum of an integer of edges.
+type EdgeSum struct {
+	Count int64 `json:"count"` // edges with the attribute
+	Sum   int64 `json:"sum"`
+}
+
+// EdgeValues is the count of an attribute of edges, and of each of its values.
+type EdgeValues struct {
+	Count  int64            `json:"count"`
+	Values map[string]int64 `json:"values"`
+}
+
+// EdgeVotes is the count and the sum of an integer of edges, and the count of each of its values.
+type EdgeVotes struct {
+	Count  int64            `json:"count"`
+	Sum    int64            `json:"sum"`
+	Values map[string]int64 `json:"values"`
 }
 
 // Aggregate is the count and the sum of an attribute of visible children.

@@ -54,7 +54,7 @@ func generate(set *kinds.Set) ([]byte, error) {
 		"aggregated": func(object string) []kinds.Edge {
 			return slices.DeleteFunc(set.EdgesTo(object), func(e kinds.Edge) bool { return len(e.Aggregates()) == 0 })
 		},
-		"targets": func() []target { return targets(set) },
+		"targets": func() []target { return targets(set) }, "aggregateType": aggregateType,
 		"led":     func(object string) []kinds.Edge { return led(set, object) },
 		"origins": func(object string) []string { return origins(led(set, object)) },
 		"linkOf": func(e kinds.Edge) string {
@@ -155,6 +155,17 @@ func targets(set *kinds.Set) (all []target) {
 		}
 	}
 	return all
+}
+
+// aggregateType returns the type of what edges add up to by an attribute.
+func aggregateType(e kinds.Edge, attribute string) string {
+	switch a := e.Attributes[attribute]; {
+	case len(a.Enum) == 0:
+		return "EdgeSum"
+	case a.Type == kinds.Integer:
+		return "EdgeVotes"
+	}
+	return "EdgeValues"
 }
 
 // origins returns the objects that edges lead from.

@@ -121,7 +121,7 @@ type Aggregate struct {
 // each. Index: edge_aggregates_pkey, a range for each object and kind. Locks: none.
 const readAggregatesSQL = `
 SELECT /* followercounts.read_aggregates */ k.kind, o.object_id, a.attribute, a.value, a.count, a.sum
-  FROM unnest(@ids::text[]) AS o(object_id) CROSS JOIN unnest(@kinds::text[]) AS k(kind)
+  FROM (SELECT DISTINCT unnest(@ids::text[]) AS object_id) o CROSS JOIN unnest(@kinds::text[]) AS k(kind)
  CROSS JOIN LATERAL (SELECT attribute, value, count, sum FROM edge_aggregates
                       WHERE tenant_id = current_setting('tidings.tenant')::bigint AND object_id = o.object_id AND kind = k.kind
                      OFFSET 0) a`
