@@ -414,11 +414,11 @@ func (l *traced) exemplars() {
 func (l *traced) privacy() {
 	l.t.Helper()
 	header, id, client := incoming(7, "01")
-	l.call(http.MethodPost, "/v1/posts/100/comments", `{"author_id":"7","body":"SECRET-BODY"}`, header, "Idempotency-Key: SECRET-KEY",
+	l.call(http.MethodPost, "/v1/conversations/100/messages", `{"author_id":"7","body":"SECRET-BODY"}`, header, "Idempotency-Key: SECRET-KEY",
 		"Tidings-Actor: SECRET-ACTOR")
 	l.arrivesAtHistory(l.find(id, l.find(id, client, "POST ").SpanContext.SpanID(), "create ").SpanContext)
 	header, id, client = incoming(8, "01")
-	if a := l.client.call(http.MethodGet, "/v1/posts/100/comments?cursor=SECRET-CURSOR", "", header,
+	if a := l.client.call(http.MethodGet, "/v1/conversations/100/messages?cursor=SECRET-CURSOR", "", header,
 		"Tidings-Token: SECRET-TOKEN"); a.status < 400 {
 		l.t.Errorf("an invalid cursor: %d", a.status)
 	}
@@ -437,10 +437,10 @@ func (l *traced) privacy() {
 	}
 }
 
-// arrivesAtHistory waits for a comment that followercounts ignores.
+// arrivesAtHistory waits for a message that followercounts ignores.
 func (l *traced) arrivesAtHistory(created trace.SpanContext) {
 	l.t.Helper()
-	testkit.Eventually(l.t, "a span of a comment's record", func() (bool, error) {
+	testkit.Eventually(l.t, "a span of a message's record", func() (bool, error) {
 		found := l.of(created, "process")
 		for _, s := range found {
 			if text(s, "messaging.consumer.group.name") != history.Name {

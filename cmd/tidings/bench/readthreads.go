@@ -35,12 +35,12 @@ type longThread struct {
 	parent  []int32 // -1 for a comment that is no reply
 	deleted []bool
 	visible []int32 // the places of the comments that are not deleted
-	votes   []vote
+	points   []point
 	top     []int32 // visible, those with the highest score first
 }
 
-// vote is an edge to the comment at a place, which adds its value to the comment's score.
-type vote struct {
+// point is an edge to the comment at a place, which adds its value to the comment's score.
+type point struct {
 	place, user int32
 	value       int64
 }
@@ -59,9 +59,9 @@ func newLongThread(comments int, seed uint64) *longThread {
 	}
 	rnd, scores := rand.New(rand.NewPCG(seed, 3)), make([]int64, comments)
 	for range comments / 4 {
-		v := vote{place: int32(rnd.IntN(comments)), user: int32(len(t.votes) + 1), value: 1 - 2*int64(rnd.IntN(3)/2)}
+		v := point{place: int32(rnd.IntN(comments)), user: int32(len(t.points) + 1), value: 1 - 2*int64(rnd.IntN(3)/2)}
 		scores[v.place] += v.value
-		t.votes = append(t.votes, v)
+		t.points = append(t.points, v)
 	}
 	t.top = slices.Clone(t.visible)
 	slices.SortFunc(t.top, func(a, b int32) int { return -cmp.Or(cmp.Compare(scores[a], scores[b]), cmp.Compare(a, b)) })
@@ -99,7 +99,7 @@ func (t *longThread) path(n int) string {
 }
 
 // fill applies the thread's events: the creation of every comment, then the deletions, and the
-// votes.
+// points.
 func (t *longThread) fill(ctx context.Context, s *servers) error {
 	var gone []int
 	for n, deleted := range t.deleted {
@@ -115,16 +115,16 @@ func (t *longThread) fill(ctx context.Context, s *servers) error {
 		case n < written+len(gone):
 			return t.event(gone[n-written], event.Deleted)
 		}
-		return t.votes[n-written-len(gone)].event()
+		return t.points[n-written-len(gone)].event()
 	}
 	if err := fill(ctx, s, threadcache.New(kinds.Builtin), written+len(gone), of); err != nil {
 		return err
 	}
-	return fill(ctx, s, followercounts.New(kinds.Builtin), written+len(gone)+len(t.votes), of)
+	return fill(ctx, s, followercounts.New(kinds.Builtin), written+len(gone)+len(t.points), of)
 }
 
-// event returns the vote's event.
-func (v vote) event() (event.Event, error) {
+// event returns the point's event.
+func (v point) event() (event.Event, error) {
 	comment, _ := kinds.Builtin().Child(event.AggregateComment)
 	by, _ := kinds.Builtin().Edge(comment.RankedBy)
 	score, _ := by.Score()
@@ -132,7 +132,7 @@ func (v vote) event() (event.Event, error) {
 	e := event.Edge{From: event.IDOf(int64(v.user)), To: event.ID(commentID(int(v.place))), Status: event.StatusActive, Version: 1,
 		CreatedAt: at, PositionedAt: at, UpdatedAt: at, Actor: "bench", Attributes: fmt.Appendf(nil, `{%q:%d}`, score, v.value)}
 	payload, err := e.Encode(by.Names())
-	return event.Event{ID: fmt.Sprint("vote ", v.user), TenantID: tenant, AggregateType: by.Name, AggregateID: e.To,
+	return event.Event{ID: fmt.Sprint("point ", v.user), TenantID: tenant, AggregateType: by.Name, AggregateID: e.To,
 		Type: event.Created, Version: 1, Payload: payload}, err
 }
 
