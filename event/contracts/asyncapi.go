@@ -107,7 +107,7 @@ func headersOf(t Type, source string) map[string]any {
 			event.HeaderSpecVersion: fixed("1.0"), event.HeaderType: fixed(t.Name), event.HeaderSource: fixed(cmp.Or(source, event.Source)),
 			event.HeaderDataContentType: fixed("application/json"), event.HeaderDataSchema: fixed(typeOf(t.Kind, t.Event).DataSchema()),
 			event.HeaderTenant: text("The tenant's number.", "^[0-9]+$"), event.HeaderID: text("The event's UUID.", uuid),
-			event.HeaderSubject:     text("The id of the "+t.Aggregate+", the aggregate.", id),
+			event.HeaderSubject:     text("The id of the "+t.Aggregate+", the aggregate.", cmp.Or(t.subject, "^-?[0-9]+$")),
 			event.HeaderTime:        map[string]any{"type": "string", "format": "date-time", "description": "The time of the change."},
 			event.HeaderTraceParent: text("W3C trace context of the event's creation; may be absent.", ""),
 			event.HeaderOutboxID:    text("The row's id in outbox_messages.", "^[0-9]+$"),

@@ -22,6 +22,8 @@ type Type struct {
 	Aggregate  string         // the type of the object whose id is in ce-subject
 	Properties map[string]any // members of the payload
 	Required   []string
+
+	subject string // the pattern of ce-subject if it is the id of a child
 }
 
 // Schema returns the JSON Schema of the payload, draft 2020-12.
@@ -57,6 +59,9 @@ func Types(set *kinds.Set) (all []Type) {
 			}
 			narrow(properties, "status", status)
 			add(k.Name, k.To, name, edgeSummaries[name]+" The data is the whole state of the edge after the change.", properties, required)
+			if k.ToChild {
+				all[len(all)-1].subject = uuid
+			}
 		}
 	}
 	for _, k := range set.AllChildren() {
@@ -111,10 +116,7 @@ var (
 		event.Moderated: "The moderation state of the %[1]s changed.", event.Erased: "The author of the %[1]s was erased."}
 )
 
-const (
-	uuid = "^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$"
-	id   = "^[A-Za-z0-9._~:@|+=-]{1,128}$"
-)
+const uuid = "^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$"
 
 func enum(description string, values ...any) map[string]any {
 	return map[string]any{"type": "string", "enum": values, "description": description}
@@ -168,7 +170,7 @@ func members[T any](first [2]string, attributes map[string]any) (properties map[
 		}
 		switch f.Type {
 		case reflect.TypeFor[event.ID]():
-			s = text("An id that the upstream service chose.", id)
+			s = text("An id that the upstream service chose.", "^[A-Za-z0-9._~:@|+=-]{1,128}$")
 		case reflect.TypeFor[event.Time]():
 			s = map[string]any{"type": "string", "format": "date-time", "pattern": `^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$`,
 				"description": "RFC 3339 in UTC with microseconds."}
