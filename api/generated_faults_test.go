@@ -65,6 +65,7 @@ func TestGeneratedRequests(t *testing.T) {
 					segments[i] = url.PathEscape(v)
 					if has {
 						segments[i] += ":" + verb
+						clean = clean && v != "." && v != ".." && v != "*"
 					}
 				}
 			}
@@ -75,7 +76,7 @@ func TestGeneratedRequests(t *testing.T) {
 			req := httptest.NewRequestWithContext(t.Context(), r.method, "/", strings.NewReader(body))
 			req.URL.RawPath = strings.Join(segments, "/")
 			req.URL.Path, _ = url.PathUnescape(req.URL.RawPath)
-			clean = req.URL.Path == path.Clean(req.URL.Path)
+			clean = clean && req.URL.Path == path.Clean(req.URL.Path)
 			query := url.Values{}
 			if name, value, ok := strings.Cut(w.fill(r.query), "="); ok {
 				query.Set(name, value)

@@ -357,12 +357,18 @@ func methods() map[string]method {
 		o []client.Option) (client.ConversationCounts, error) {
 		return c.Conversations.Counts(ctx, "7", o...)
 	})
-	objectMethods(all, "users", "7", func(c *client.Client) client.Objects[client.UserCounts, client.UserNumbers] { return c.Users.Objects })
-	objectMethods(all, "posts", "7", func(c *client.Client) client.Objects[client.PostCounts, client.PostNumbers] { return c.Posts.Objects })
+	objectMethods(all, "users", "7", func(c *client.Client) client.Objects[client.UserCounts, client.UserNumbers] {
+		return c.Users.Objects
+	})
+	objectMethods(all, "posts", "7", func(c *client.Client) client.Objects[client.PostCounts, client.PostNumbers] {
+		return c.Posts.Objects
+	})
 	objectMethods(all, "groups", "7", func(c *client.Client) client.Objects[client.GroupCounts, client.GroupNumbers] {
 		return c.Groups.Objects
 	})
-	objectMethods(all, "products", "7", func(c *client.Client) client.Objects[client.ProductCounts, client.ProductNumbers] { return c.Products })
+	objectMethods(all, "products", "7", func(c *client.Client) client.Objects[client.ProductCounts, client.ProductNumbers] {
+		return c.Products
+	})
 	objectMethods(all, "conversations", "7",
 		func(c *client.Client) client.Objects[client.ConversationCounts, client.ConversationNumbers] {
 			return c.Conversations
@@ -454,7 +460,8 @@ func methods() map[string]method {
 func options() map[string]client.Option {
 	return map[string]client.Option{
 		"limit": client.PageSize(7), "cursor": client.Cursor("next"), "order": client.Order("newest"), "skip": client.Skip(3),
-		"around": client.Around(exampleUUID), "counts": client.CountsIn("likers"), "role": client.Role("owner"), "post_id": client.Query("post_id", "5"),
+		"around": client.Around(exampleUUID), "counts": client.CountsIn("likers"), "role": client.Role("owner"),
+		"post_id":         client.Query("post_id", "5"),
 		"conversation_id": client.Query("conversation_id", "5"), "product_id": client.Query("product_id", "5"),
 	}
 }

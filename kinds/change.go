@@ -170,8 +170,8 @@ func (k kindDiff) child(was, is Child) {
 	structural(k, "one_per_author", was.OnePerAuthor, is.OnePerAuthor)
 	structural(k, "partitions", was.Partitions, is.Partitions)
 	if was.RankedBy != is.RankedBy {
-		k.free(k.path+".ranked_by", fmt.Sprintf("%v → %v: the order top has the children that exist after `tidings replay --consumer followercounts`",
-			orNone(was.RankedBy), orNone(is.RankedBy)))
+		k.free(k.path+".ranked_by", fmt.Sprintf("%v → %v: the order top has the children that exist after "+
+			"`tidings replay --consumer followercounts`", orNone(was.RankedBy), orNone(is.RankedBy)))
 	}
 	switch {
 	case is.Moderated && !was.Moderated:

@@ -414,8 +414,8 @@ func (l *traced) exemplars() {
 func (l *traced) privacy() {
 	l.t.Helper()
 	header, id, client := incoming(7, "01")
-	l.call(http.MethodPost, "/v1/conversations/100/messages", `{"author_id":"7","body":"SECRET-BODY"}`, header, "Idempotency-Key: SECRET-KEY",
-		"Tidings-Actor: SECRET-ACTOR")
+	l.call(http.MethodPost, "/v1/conversations/100/messages", `{"author_id":"7","body":"SECRET-BODY"}`, header,
+		"Idempotency-Key: SECRET-KEY", "Tidings-Actor: SECRET-ACTOR")
 	l.arrivesAtHistory(l.find(id, l.find(id, client, "POST ").SpanContext.SpanID(), "create ").SpanContext)
 	header, id, client = incoming(8, "01")
 	if a := l.client.call(http.MethodGet, "/v1/conversations/100/messages?cursor=SECRET-CURSOR", "", header,
