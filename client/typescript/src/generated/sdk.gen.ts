@@ -2,7 +2,7 @@
 
 import { client } from './client.gen.js';
 import type { Client, ClientMeta, Options as Options2, RequestResult, TDataShape } from './client/index.js';
-import type { BatchCommentsData, BatchCommentsErrors, BatchCommentsResponses, BatchFollowsData, BatchFollowsErrors, BatchFollowsResponses, BatchLikesData, BatchLikesErrors, BatchLikesResponses, BatchMembershipsData, BatchMembershipsErrors, BatchMembershipsResponses, BatchMessagesData, BatchMessagesErrors, BatchMessagesResponses, BatchReviewsData, BatchReviewsErrors, BatchReviewsResponses, BatchSharesData, BatchSharesErrors, BatchSharesResponses, CheckFollowsData, CheckFollowsErrors, CheckFollowsResponses, CheckGroupsData, CheckGroupsErrors, CheckGroupsResponses, CheckLikesData, CheckLikesErrors, CheckLikesResponses, CheckMembershipsData, CheckMembershipsErrors, CheckMembershipsResponses, CheckPostsData, CheckPostsErrors, CheckPostsResponses, CheckSharesData, CheckSharesErrors, CheckSharesResponses, CheckUsersData, CheckUsersErrors, CheckUsersResponses, CountConversationsData, CountConversationsErrors, CountConversationsResponses, CountGroupsData, CountGroupsErrors, CountGroupsResponses, CountPostsData, CountPostsErrors, CountPostsResponses, CountProductsData, CountProductsErrors, CountProductsResponses, CountUsersData, CountUsersErrors, CountUsersResponses, CreateCommentData, CreateCommentErrors, CreateCommentResponses, CreateMessageData, CreateMessageErrors, CreateMessageResponses, CreateReviewData, CreateReviewErrors, CreateReviewResponses, DeleteCommentData, DeleteCommentErrors, DeleteCommentResponses, DeleteMessageData, DeleteMessageErrors, DeleteMessageResponses, DeleteReviewData, DeleteReviewErrors, DeleteReviewResponses, DiscardDlqMessageData, DiscardDlqMessageErrors, DiscardDlqMessageResponses, EditCommentData, EditCommentErrors, EditCommentResponses, EditMessageData, EditMessageErrors, EditMessageResponses, EditReviewData, EditReviewErrors, EditReviewResponses, ExportCommentsData, ExportCommentsErrors, ExportCommentsResponses, ExportFollowsData, ExportFollowsErrors, ExportFollowsResponses, ExportLikesData, ExportLikesErrors, ExportLikesResponses, ExportMembershipsData, ExportMembershipsErrors, ExportMembershipsResponses, ExportMessagesData, ExportMessagesErrors, ExportMessagesResponses, ExportReviewsData, ExportReviewsErrors, ExportReviewsResponses, ExportSharesData, ExportSharesErrors, ExportSharesResponses, ExportThreadsData, ExportThreadsErrors, ExportThreadsResponses, GetCommentBySlugData, GetCommentBySlugErrors, GetCommentBySlugResponses, GetCommentData, GetCommentErrors, GetCommentResponses, GetCommentSummaryData, GetCommentSummaryErrors, GetCommentSummaryResponses, GetCommentTreeData, GetCommentTreeErrors, GetCommentTreeResponses, GetConversationCountsData, GetConversationCountsErrors, GetConversationCountsResponses, GetDlqMessageData, GetDlqMessageErrors, GetDlqMessageResponses, GetEdgeRemovalData, GetEdgeRemovalErrors, GetEdgeRemovalResponses, GetFollowData, GetFollowErrors, GetFollowResponses, GetGroupCountsData, GetGroupCountsErrors, GetGroupCountsResponses, GetLikeData, GetLikeErrors, GetLikeResponses, GetMembershipData, GetMembershipErrors, GetMembershipResponses, GetMessageData, GetMessageErrors, GetMessageResponses, GetMessageSettingsData, GetMessageSettingsErrors, GetMessageSettingsResponses, GetMessageSummaryData, GetMessageSummaryErrors, GetMessageSummaryResponses, GetPostCountsData, GetPostCountsErrors, GetPostCountsResponses, GetProductCountsData, GetProductCountsErrors, GetProductCountsResponses, GetReviewData, GetReviewErrors, GetReviewResponses, GetReviewSettingsData, GetReviewSettingsErrors, GetReviewSettingsResponses, GetReviewSummaryData, GetReviewSummaryErrors, GetReviewSummaryResponses, GetShareData, GetShareErrors, GetShareResponses, GetThreadData, GetThreadErrors, GetThreadResponses, GetUserCountsData, GetUserCountsErrors, GetUserCountsResponses, ListCommentRepliesData, ListCommentRepliesErrors, ListCommentRepliesResponses, ListCommentsData, ListCommentsErrors, ListCommentsResponses, ListCommentVersionsData, ListCommentVersionsErrors, ListCommentVersionsResponses, ListDlqMessagesData, ListDlqMessagesErrors, ListDlqMessagesResponses, ListFollowVersionsData, ListFollowVersionsErrors, ListFollowVersionsResponses, ListGroupMembersData, ListGroupMembersErrors, ListGroupMembersResponses, ListKindsData, ListKindsErrors, ListKindsResponses, ListLikeVersionsData, ListLikeVersionsErrors, ListLikeVersionsResponses, ListMembershipVersionsData, ListMembershipVersionsErrors, ListMembershipVersionsResponses, ListMessagesData, ListMessagesErrors, ListMessageSettingsVersionsData, ListMessageSettingsVersionsErrors, ListMessageSettingsVersionsResponses, ListMessagesResponses, ListMessageVersionsData, ListMessageVersionsErrors, ListMessageVersionsResponses, ListPendingCommentsData, ListPendingCommentsErrors, ListPendingCommentsResponses, ListPendingMessagesData, ListPendingMessagesErrors, ListPendingMessagesResponses, ListPendingReviewsData, ListPendingReviewsErrors, ListPendingReviewsResponses, ListPostLikersData, ListPostLikersErrors, ListPostLikersResponses, ListPostSharersData, ListPostSharersErrors, ListPostSharersResponses, ListReviewsData, ListReviewsErrors, ListReviewSettingsVersionsData, ListReviewSettingsVersionsErrors, ListReviewSettingsVersionsResponses, ListReviewsResponses, ListReviewVersionsData, ListReviewVersionsErrors, ListReviewVersionsResponses, ListShareVersionsData, ListShareVersionsErrors, ListShareVersionsResponses, ListThreadVersionsData, ListThreadVersionsErrors, ListThreadVersionsResponses, ListUserCommentsData, ListUserCommentsErrors, ListUserCommentsResponses, ListUserFollowersData, ListUserFollowersErrors, ListUserFollowersResponses, ListUserFollowingData, ListUserFollowingErrors, ListUserFollowingResponses, ListUserGroupsData, ListUserGroupsErrors, ListUserGroupsResponses, ListUserLikesData, ListUserLikesErrors, ListUserLikesResponses, ListUserMessagesData, ListUserMessagesErrors, ListUserMessagesResponses, ListUserMutualsData, ListUserMutualsErrors, ListUserMutualsResponses, ListUserReviewsData, ListUserReviewsErrors, ListUserReviewsResponses, ListUserSharesData, ListUserSharesErrors, ListUserSharesResponses, ModerateCommentData, ModerateCommentErrors, ModerateCommentResponses, ModerateMessageData, ModerateMessageErrors, ModerateMessageResponses, ModerateReviewData, ModerateReviewErrors, ModerateReviewResponses, PatchMembershipData, PatchMembershipErrors, PatchMembershipResponses, PutFollowData, PutFollowErrors, PutFollowResponses, PutLikeData, PutLikeErrors, PutLikeResponses, PutMembershipData, PutMembershipErrors, PutMembershipResponses, PutMessageSettingsData, PutMessageSettingsErrors, PutMessageSettingsResponses, PutReviewSettingsData, PutReviewSettingsErrors, PutReviewSettingsResponses, PutShareData, PutShareErrors, PutShareResponses, PutThreadData, PutThreadErrors, PutThreadResponses, RemoveFollowData, RemoveFollowErrors, RemoveFollowResponses, RemoveGroupEdgesData, RemoveGroupEdgesErrors, RemoveGroupEdgesResponses, RemoveLikeData, RemoveLikeErrors, RemoveLikeResponses, RemoveMembershipData, RemoveMembershipErrors, RemoveMembershipResponses, RemovePostEdgesData, RemovePostEdgesErrors, RemovePostEdgesResponses, RemoveShareData, RemoveShareErrors, RemoveShareResponses, RemoveUserEdgesData, RemoveUserEdgesErrors, RemoveUserEdgesResponses, RetryDlqMessageData, RetryDlqMessageErrors, RetryDlqMessageResponses } from './types.gen.js';
+import type { BatchCommentLikesData, BatchCommentLikesErrors, BatchCommentLikesResponses, BatchCommentsData, BatchCommentsErrors, BatchCommentsResponses, BatchFollowsData, BatchFollowsErrors, BatchFollowsResponses, BatchLikesData, BatchLikesErrors, BatchLikesResponses, BatchMembershipsData, BatchMembershipsErrors, BatchMembershipsResponses, BatchMessagesData, BatchMessagesErrors, BatchMessagesResponses, BatchReviewsData, BatchReviewsErrors, BatchReviewsResponses, BatchSharesData, BatchSharesErrors, BatchSharesResponses, BatchVotesData, BatchVotesErrors, BatchVotesResponses, CheckCommentLikesData, CheckCommentLikesErrors, CheckCommentLikesResponses, CheckCommentsData, CheckCommentsErrors, CheckCommentsResponses, CheckFollowsData, CheckFollowsErrors, CheckFollowsResponses, CheckGroupsData, CheckGroupsErrors, CheckGroupsResponses, CheckLikesData, CheckLikesErrors, CheckLikesResponses, CheckMembershipsData, CheckMembershipsErrors, CheckMembershipsResponses, CheckPostsData, CheckPostsErrors, CheckPostsResponses, CheckSharesData, CheckSharesErrors, CheckSharesResponses, CheckUsersData, CheckUsersErrors, CheckUsersResponses, CheckVotesData, CheckVotesErrors, CheckVotesResponses, CountCommentsData, CountCommentsErrors, CountCommentsResponses, CountConversationsData, CountConversationsErrors, CountConversationsResponses, CountGroupsData, CountGroupsErrors, CountGroupsResponses, CountPostsData, CountPostsErrors, CountPostsResponses, CountProductsData, CountProductsErrors, CountProductsResponses, CountUsersData, CountUsersErrors, CountUsersResponses, CreateCommentData, CreateCommentErrors, CreateCommentResponses, CreateMessageData, CreateMessageErrors, CreateMessageResponses, CreateReviewData, CreateReviewErrors, CreateReviewResponses, DeleteCommentData, DeleteCommentErrors, DeleteCommentResponses, DeleteMessageData, DeleteMessageErrors, DeleteMessageResponses, DeleteReviewData, DeleteReviewErrors, DeleteReviewResponses, DiscardDlqMessageData, DiscardDlqMessageErrors, DiscardDlqMessageResponses, EditCommentData, EditCommentErrors, EditCommentResponses, EditMessageData, EditMessageErrors, EditMessageResponses, EditReviewData, EditReviewErrors, EditReviewResponses, ExportCommentLikesData, ExportCommentLikesErrors, ExportCommentLikesResponses, ExportCommentsData, ExportCommentsErrors, ExportCommentsResponses, ExportFollowsData, ExportFollowsErrors, ExportFollowsResponses, ExportLikesData, ExportLikesErrors, ExportLikesResponses, ExportMembershipsData, ExportMembershipsErrors, ExportMembershipsResponses, ExportMessagesData, ExportMessagesErrors, ExportMessagesResponses, ExportReviewsData, ExportReviewsErrors, ExportReviewsResponses, ExportSharesData, ExportSharesErrors, ExportSharesResponses, ExportThreadsData, ExportThreadsErrors, ExportThreadsResponses, ExportVotesData, ExportVotesErrors, ExportVotesResponses, GetCommentBySlugData, GetCommentBySlugErrors, GetCommentBySlugResponses, GetCommentCountsData, GetCommentCountsErrors, GetCommentCountsResponses, GetCommentData, GetCommentErrors, GetCommentResponses, GetCommentSummaryData, GetCommentSummaryErrors, GetCommentSummaryResponses, GetCommentTreeData, GetCommentTreeErrors, GetCommentTreeResponses, GetConversationCountsData, GetConversationCountsErrors, GetConversationCountsResponses, GetDlqMessageData, GetDlqMessageErrors, GetDlqMessageResponses, GetEdgeRemovalData, GetEdgeRemovalErrors, GetEdgeRemovalResponses, GetFollowData, GetFollowErrors, GetFollowResponses, GetGroupCountsData, GetGroupCountsErrors, GetGroupCountsResponses, GetLikeCommentData, GetLikeCommentErrors, GetLikeCommentResponses, GetLikeData, GetLikeErrors, GetLikeResponses, GetMembershipData, GetMembershipErrors, GetMembershipResponses, GetMessageData, GetMessageErrors, GetMessageResponses, GetMessageSettingsData, GetMessageSettingsErrors, GetMessageSettingsResponses, GetMessageSummaryData, GetMessageSummaryErrors, GetMessageSummaryResponses, GetPostCountsData, GetPostCountsErrors, GetPostCountsResponses, GetProductCountsData, GetProductCountsErrors, GetProductCountsResponses, GetReviewData, GetReviewErrors, GetReviewResponses, GetReviewSettingsData, GetReviewSettingsErrors, GetReviewSettingsResponses, GetReviewSummaryData, GetReviewSummaryErrors, GetReviewSummaryResponses, GetShareData, GetShareErrors, GetShareResponses, GetThreadData, GetThreadErrors, GetThreadResponses, GetUserCountsData, GetUserCountsErrors, GetUserCountsResponses, GetVoteData, GetVoteErrors, GetVoteResponses, ListCommentLikersData, ListCommentLikersErrors, ListCommentLikersResponses, ListCommentRepliesData, ListCommentRepliesErrors, ListCommentRepliesResponses, ListCommentsData, ListCommentsErrors, ListCommentsResponses, ListCommentVersionsData, ListCommentVersionsErrors, ListCommentVersionsResponses, ListCommentVotersData, ListCommentVotersErrors, ListCommentVotersResponses, ListDlqMessagesData, ListDlqMessagesErrors, ListDlqMessagesResponses, ListFollowVersionsData, ListFollowVersionsErrors, ListFollowVersionsResponses, ListGroupMembersData, ListGroupMembersErrors, ListGroupMembersResponses, ListKindsData, ListKindsErrors, ListKindsResponses, ListLikeCommentVersionsData, ListLikeCommentVersionsErrors, ListLikeCommentVersionsResponses, ListLikeVersionsData, ListLikeVersionsErrors, ListLikeVersionsResponses, ListMembershipVersionsData, ListMembershipVersionsErrors, ListMembershipVersionsResponses, ListMessagesData, ListMessagesErrors, ListMessageSettingsVersionsData, ListMessageSettingsVersionsErrors, ListMessageSettingsVersionsResponses, ListMessagesResponses, ListMessageVersionsData, ListMessageVersionsErrors, ListMessageVersionsResponses, ListPendingCommentsData, ListPendingCommentsErrors, ListPendingCommentsResponses, ListPendingMessagesData, ListPendingMessagesErrors, ListPendingMessagesResponses, ListPendingReviewsData, ListPendingReviewsErrors, ListPendingReviewsResponses, ListPostLikersData, ListPostLikersErrors, ListPostLikersResponses, ListPostSharersData, ListPostSharersErrors, ListPostSharersResponses, ListReviewsData, ListReviewsErrors, ListReviewSettingsVersionsData, ListReviewSettingsVersionsErrors, ListReviewSettingsVersionsResponses, ListReviewsResponses, ListReviewVersionsData, ListReviewVersionsErrors, ListReviewVersionsResponses, ListShareVersionsData, ListShareVersionsErrors, ListShareVersionsResponses, ListThreadVersionsData, ListThreadVersionsErrors, ListThreadVersionsResponses, ListUserCommentsData, ListUserCommentsErrors, ListUserCommentsResponses, ListUserFollowersData, ListUserFollowersErrors, ListUserFollowersResponses, ListUserFollowingData, ListUserFollowingErrors, ListUserFollowingResponses, ListUserGroupsData, ListUserGroupsErrors, ListUserGroupsResponses, ListUserLikedCommentsData, ListUserLikedCommentsErrors, ListUserLikedCommentsResponses, ListUserLikesData, ListUserLikesErrors, ListUserLikesResponses, ListUserMessagesData, ListUserMessagesErrors, ListUserMessagesResponses, ListUserMutualsData, ListUserMutualsErrors, ListUserMutualsResponses, ListUserReviewsData, ListUserReviewsErrors, ListUserReviewsResponses, ListUserSharesData, ListUserSharesErrors, ListUserSharesResponses, ListUserVotedCommentsData, ListUserVotedCommentsErrors, ListUserVotedCommentsResponses, ListVoteVersionsData, ListVoteVersionsErrors, ListVoteVersionsResponses, ModerateCommentData, ModerateCommentErrors, ModerateCommentResponses, ModerateMessageData, ModerateMessageErrors, ModerateMessageResponses, ModerateReviewData, ModerateReviewErrors, ModerateReviewResponses, PatchMembershipData, PatchMembershipErrors, PatchMembershipResponses, PatchVoteData, PatchVoteErrors, PatchVoteResponses, PutFollowData, PutFollowErrors, PutFollowResponses, PutLikeCommentData, PutLikeCommentErrors, PutLikeCommentResponses, PutLikeData, PutLikeErrors, PutLikeResponses, PutMembershipData, PutMembershipErrors, PutMembershipResponses, PutMessageSettingsData, PutMessageSettingsErrors, PutMessageSettingsResponses, PutReviewSettingsData, PutReviewSettingsErrors, PutReviewSettingsResponses, PutShareData, PutShareErrors, PutShareResponses, PutThreadData, PutThreadErrors, PutThreadResponses, PutVoteData, PutVoteErrors, PutVoteResponses, RemoveCommentEdgesData, RemoveCommentEdgesErrors, RemoveCommentEdgesResponses, RemoveFollowData, RemoveFollowErrors, RemoveFollowResponses, RemoveGroupEdgesData, RemoveGroupEdgesErrors, RemoveGroupEdgesResponses, RemoveLikeCommentData, RemoveLikeCommentErrors, RemoveLikeCommentResponses, RemoveLikeData, RemoveLikeErrors, RemoveLikeResponses, RemoveMembershipData, RemoveMembershipErrors, RemoveMembershipResponses, RemovePostEdgesData, RemovePostEdgesErrors, RemovePostEdgesResponses, RemoveShareData, RemoveShareErrors, RemoveShareResponses, RemoveUserEdgesData, RemoveUserEdgesErrors, RemoveUserEdgesResponses, RemoveVoteData, RemoveVoteErrors, RemoveVoteResponses, RetryDlqMessageData, RetryDlqMessageErrors, RetryDlqMessageResponses } from './types.gen.js';
 
 export type Options<TData extends TDataShape = TDataShape, ThrowOnError extends boolean = boolean, TResponse = unknown> = Options2<TData, ThrowOnError, TResponse> & {
     /**
@@ -58,6 +58,112 @@ export class Operations extends HeyApiClient {
     }
     
     /**
+     * Remove a like_comment
+     *
+     * 204 also if the edge did not exist; then there is no event. Needs the role `write`.
+     */
+    public removeLikeComment<ThrowOnError extends boolean = true>(options: Options<RemoveLikeCommentData, ThrowOnError>): RequestResult<RemoveLikeCommentResponses, RemoveLikeCommentErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).delete<RemoveLikeCommentResponses, RemoveLikeCommentErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/comment_likes/{user_id}/{comment_id}',
+            ...options
+        });
+    }
+    
+    /**
+     * Read a like_comment
+     *
+     * Reads the truth. 404 if the edge does not exist, whether or not it existed before. Needs the role `read`.
+     */
+    public getLikeComment<ThrowOnError extends boolean = true>(options: Options<GetLikeCommentData, ThrowOnError>): RequestResult<GetLikeCommentResponses, GetLikeCommentErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).get<GetLikeCommentResponses, GetLikeCommentErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/comment_likes/{user_id}/{comment_id}',
+            ...options
+        });
+    }
+    
+    /**
+     * Put a like_comment
+     *
+     * 201 if the edge is new, 200 if it existed. A request that changes nothing makes no event. 404 if the comment does not exist, 409 if it is deleted, hidden, removed or erased, even if the edge exists. When the comment is erased, all edges to it are removed. Needs the role `write`.
+     */
+    public putLikeComment<ThrowOnError extends boolean = true>(options: Options<PutLikeCommentData, ThrowOnError>): RequestResult<PutLikeCommentResponses, PutLikeCommentErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).put<PutLikeCommentResponses, PutLikeCommentErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/comment_likes/{user_id}/{comment_id}',
+            ...options
+        });
+    }
+    
+    /**
+     * List the versions of a like_comment, newest first
+     *
+     * Shows who changed the edge, and when. An unknown pair has an empty list. Reads the recorded history, which takes no Tidings-Token: `as_of` says how current it is. Needs the role `read`.
+     */
+    public listLikeCommentVersions<ThrowOnError extends boolean = true>(options: Options<ListLikeCommentVersionsData, ThrowOnError>): RequestResult<ListLikeCommentVersionsResponses, ListLikeCommentVersionsErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).get<ListLikeCommentVersionsResponses, ListLikeCommentVersionsErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/comment_likes/{user_id}/{comment_id}/versions',
+            ...options
+        });
+    }
+    
+    /**
+     * Put and remove up to 1000 comment_likes
+     *
+     * Each operation fails or succeeds alone, with the status or problem of its own route; there is no common transaction. Operations on the same pair, comment or key run in their order. The body is one JSON document or, as `application/x-ndjson`, one operation per line; a broken line fails alone. The answer has the same type and one outcome per operation, in order; the server sends it while it writes the batch. An operation with 503 `unavailable`, or without an outcome, may or may not have been written. Send these again in their order, creates with the same keys. With any other 503 an operation was not written. Actor and `traceparent` of the request apply to all operations. Needs the role `write`.
+     */
+    public batchCommentLikes<ThrowOnError extends boolean = true>(options: Options<BatchCommentLikesData, ThrowOnError>): RequestResult<BatchCommentLikesResponses, BatchCommentLikesErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).post<BatchCommentLikesResponses, BatchCommentLikesErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/comment_likes:batch',
+            ...options,
+            headers: {
+                'Content-Type': 'application/json',
+                ...options.headers
+            }
+        });
+    }
+    
+    /**
+     * Check for up to 500 pairs whether there is a like_comment
+     *
+     * Reads a projection. An unknown pair has no edge. Needs the role `read`.
+     */
+    public checkCommentLikes<ThrowOnError extends boolean = true>(options: Options<CheckCommentLikesData, ThrowOnError>): RequestResult<CheckCommentLikesResponses, CheckCommentLikesErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).post<CheckCommentLikesResponses, CheckCommentLikesErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/comment_likes:check',
+            ...options,
+            headers: {
+                'Content-Type': 'application/json',
+                ...options.headers
+            }
+        });
+    }
+    
+    /**
+     * Export all comment_likes of the tenant
+     *
+     * Returns all states of the tenant and the positions at which the streams continue, for a projection that needs more than the streams keep. The answer is one line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. To resume, also after an interrupted answer, send the `cursor` of the first line and the `after` of the last `ExportState`. When the export is complete, read each stream after its sequence. Keep `created_at` and `version` with each state. Discard events with an earlier `created_at`, or with the same one and no higher version. Ordered by origin and target; includes removed edges. Needs the role `export`.
+     */
+    public exportCommentLikes<ThrowOnError extends boolean = true>(options?: Options<ExportCommentLikesData, ThrowOnError>): RequestResult<ExportCommentLikesResponses, ExportCommentLikesErrors, ThrowOnError, 'data'> {
+        return (options?.client ?? this.client).get<ExportCommentLikesResponses, ExportCommentLikesErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/comment_likes:export',
+            ...options
+        });
+    }
+    
+    /**
      * Delete a comment on behalf of its author
      *
      * The deletion cannot be undone. Replies remain. Needs the role `write`.
@@ -100,6 +206,34 @@ export class Operations extends HeyApiClient {
                 'Content-Type': 'application/json',
                 ...options.headers
             }
+        });
+    }
+    
+    /**
+     * Count the edges of a comment
+     *
+     * Reads a projection. An unknown comment counts 0. Needs the role `read`.
+     */
+    public getCommentCounts<ThrowOnError extends boolean = true>(options: Options<GetCommentCountsData, ThrowOnError>): RequestResult<GetCommentCountsResponses, GetCommentCountsErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).get<GetCommentCountsResponses, GetCommentCountsErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/comments/{comment_id}/counts',
+            ...options
+        });
+    }
+    
+    /**
+     * List the likers of a comment, newest first
+     *
+     * Reads a projection. An unknown comment has an empty list. Needs the role `read`.
+     */
+    public listCommentLikers<ThrowOnError extends boolean = true>(options: Options<ListCommentLikersData, ThrowOnError>): RequestResult<ListCommentLikersResponses, ListCommentLikersErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).get<ListCommentLikersResponses, ListCommentLikersErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/comments/{comment_id}/likers',
+            ...options
         });
     }
     
@@ -150,6 +284,38 @@ export class Operations extends HeyApiClient {
     }
     
     /**
+     * List the voters of a comment, newest first
+     *
+     * Reads a projection. An unknown comment has an empty list. Needs the role `read`.
+     */
+    public listCommentVoters<ThrowOnError extends boolean = true>(options: Options<ListCommentVotersData, ThrowOnError>): RequestResult<ListCommentVotersResponses, ListCommentVotersErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).get<ListCommentVotersResponses, ListCommentVotersErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/comments/{comment_id}/voters',
+            ...options
+        });
+    }
+    
+    /**
+     * Remove all edges of a comment
+     *
+     * Removes every edge that exists at the time of the answer, each with its own version and event. Location is the address of the progress. An edge created meanwhile may be removed or remain. A second request during the removal returns the same removal, which then also removes the edges that exist at that time. Needs the role `write`.
+     */
+    public removeCommentEdges<ThrowOnError extends boolean = true>(options: Options<RemoveCommentEdgesData, ThrowOnError>): RequestResult<RemoveCommentEdgesResponses, RemoveCommentEdgesErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).post<RemoveCommentEdgesResponses, RemoveCommentEdgesErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/comments/{comment_id}:remove-edges',
+            ...options,
+            headers: {
+                'Content-Type': 'application/json',
+                ...options.headers
+            }
+        });
+    }
+    
+    /**
      * Write, edit and delete up to 1000 comments
      *
      * Each operation fails or succeeds alone, with the status or problem of its own route; there is no common transaction. Operations on the same pair, comment or key run in their order. The body is one JSON document or, as `application/x-ndjson`, one operation per line; a broken line fails alone. The answer has the same type and one outcome per operation, in order; the server sends it while it writes the batch. An operation with 503 `unavailable`, or without an outcome, may or may not have been written. Send these again in their order, creates with the same keys. With any other 503 an operation was not written. Actor and `traceparent` of the request apply to all operations. Needs the role `write`.
@@ -159,6 +325,42 @@ export class Operations extends HeyApiClient {
             responseStyle: 'data',
             security: [{ scheme: 'bearer', type: 'http' }],
             url: '/v1/comments:batch',
+            ...options,
+            headers: {
+                'Content-Type': 'application/json',
+                ...options.headers
+            }
+        });
+    }
+    
+    /**
+     * Check which edges lead from a user to each of up to 200 comments
+     *
+     * Reads a projection. An unknown object has no edges. Needs the role `read`.
+     */
+    public checkComments<ThrowOnError extends boolean = true>(options: Options<CheckCommentsData, ThrowOnError>): RequestResult<CheckCommentsResponses, CheckCommentsErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).post<CheckCommentsResponses, CheckCommentsErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/comments:check',
+            ...options,
+            headers: {
+                'Content-Type': 'application/json',
+                ...options.headers
+            }
+        });
+    }
+    
+    /**
+     * Count the edges of up to 200 comments
+     *
+     * Reads a projection. An unknown comment counts 0. Needs the role `read`.
+     */
+    public countComments<ThrowOnError extends boolean = true>(options: Options<CountCommentsData, ThrowOnError>): RequestResult<CountCommentsResponses, CountCommentsErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).post<CountCommentsResponses, CountCommentsErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/comments:counts',
             ...options,
             headers: {
                 'Content-Type': 'application/json',
@@ -676,7 +878,7 @@ export class Operations extends HeyApiClient {
     /**
      * Put a membership
      *
-     * 201 if the edge is new, 200 if it existed. A request that changes nothing makes no event. The body has all attributes: missing ones get their defaults. Without a body an active edge keeps its attributes. With a version in If-Match, 404 if the edge does not exist. Needs the role `write`.
+     * 201 if the edge is new, 200 if it existed. A request that changes nothing makes no event. The body has all attributes: missing ones get their defaults. With a version in If-Match, 404 if the edge does not exist. Without a body an active edge keeps its attributes. Needs the role `write`.
      */
     public putMembership<ThrowOnError extends boolean = true>(options: Options<PutMembershipData, ThrowOnError>): RequestResult<PutMembershipResponses, PutMembershipErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).put<PutMembershipResponses, PutMembershipErrors, ThrowOnError, 'data'>({
@@ -1612,6 +1814,20 @@ export class Operations extends HeyApiClient {
     }
     
     /**
+     * List the liked_comments of a user, newest first
+     *
+     * Reads a projection. An unknown user has an empty list. Needs the role `read`.
+     */
+    public listUserLikedComments<ThrowOnError extends boolean = true>(options: Options<ListUserLikedCommentsData, ThrowOnError>): RequestResult<ListUserLikedCommentsResponses, ListUserLikedCommentsErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).get<ListUserLikedCommentsResponses, ListUserLikedCommentsErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/users/{user_id}/liked_comments',
+            ...options
+        });
+    }
+    
+    /**
      * List the likes of a user, newest first
      *
      * Reads a projection. An unknown user has an empty list. Needs the role `read`.
@@ -1682,6 +1898,20 @@ export class Operations extends HeyApiClient {
     }
     
     /**
+     * List the voted_comments of a user, newest first
+     *
+     * Reads a projection. An unknown user has an empty list. Needs the role `read`.
+     */
+    public listUserVotedComments<ThrowOnError extends boolean = true>(options: Options<ListUserVotedCommentsData, ThrowOnError>): RequestResult<ListUserVotedCommentsResponses, ListUserVotedCommentsErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).get<ListUserVotedCommentsResponses, ListUserVotedCommentsErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/users/{user_id}/voted_comments',
+            ...options
+        });
+    }
+    
+    /**
      * Remove all edges of a user
      *
      * Removes every edge that exists at the time of the answer, each with its own version and event. Location is the address of the progress. An edge created meanwhile may be removed or remain. A second request during the removal returns the same removal, which then also removes the edges that exist at that time. Needs the role `write`.
@@ -1732,6 +1962,134 @@ export class Operations extends HeyApiClient {
                 'Content-Type': 'application/json',
                 ...options.headers
             }
+        });
+    }
+    
+    /**
+     * Remove a vote
+     *
+     * 204 also if the edge did not exist; then there is no event. With a version in If-Match, 404 if the edge does not exist. Needs the role `write`.
+     */
+    public removeVote<ThrowOnError extends boolean = true>(options: Options<RemoveVoteData, ThrowOnError>): RequestResult<RemoveVoteResponses, RemoveVoteErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).delete<RemoveVoteResponses, RemoveVoteErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/votes/{user_id}/{comment_id}',
+            ...options
+        });
+    }
+    
+    /**
+     * Read a vote
+     *
+     * Reads the truth. 404 if the edge does not exist, whether or not it existed before. Needs the role `read`.
+     */
+    public getVote<ThrowOnError extends boolean = true>(options: Options<GetVoteData, ThrowOnError>): RequestResult<GetVoteResponses, GetVoteErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).get<GetVoteResponses, GetVoteErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/votes/{user_id}/{comment_id}',
+            ...options
+        });
+    }
+    
+    /**
+     * Change attributes of a vote
+     *
+     * Send the attributes to change (RFC 7396: null removes one, or restores its default). A request that changes nothing makes no event. Needs the role `write`.
+     */
+    public patchVote<ThrowOnError extends boolean = true>(options: Options<PatchVoteData, ThrowOnError>): RequestResult<PatchVoteResponses, PatchVoteErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).patch<PatchVoteResponses, PatchVoteErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/votes/{user_id}/{comment_id}',
+            ...options,
+            headers: {
+                'Content-Type': 'application/json',
+                ...options.headers
+            }
+        });
+    }
+    
+    /**
+     * Put a vote
+     *
+     * 201 if the edge is new, 200 if it existed. A request that changes nothing makes no event. 404 if the comment does not exist, 409 if it is deleted, hidden, removed or erased, even if the edge exists. When the comment is erased, all edges to it are removed. The body has all attributes: missing ones get their defaults. With a version in If-Match, 404 if the edge does not exist. Needs the role `write`.
+     */
+    public putVote<ThrowOnError extends boolean = true>(options: Options<PutVoteData, ThrowOnError>): RequestResult<PutVoteResponses, PutVoteErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).put<PutVoteResponses, PutVoteErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/votes/{user_id}/{comment_id}',
+            ...options,
+            headers: {
+                'Content-Type': 'application/json',
+                ...options.headers
+            }
+        });
+    }
+    
+    /**
+     * List the versions of a vote, newest first
+     *
+     * Shows who changed the edge, and when. An unknown pair has an empty list. Reads the recorded history, which takes no Tidings-Token: `as_of` says how current it is. Needs the role `read`.
+     */
+    public listVoteVersions<ThrowOnError extends boolean = true>(options: Options<ListVoteVersionsData, ThrowOnError>): RequestResult<ListVoteVersionsResponses, ListVoteVersionsErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).get<ListVoteVersionsResponses, ListVoteVersionsErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/votes/{user_id}/{comment_id}/versions',
+            ...options
+        });
+    }
+    
+    /**
+     * Put and remove up to 1000 votes
+     *
+     * Each operation fails or succeeds alone, with the status or problem of its own route; there is no common transaction. Operations on the same pair, comment or key run in their order. The body is one JSON document or, as `application/x-ndjson`, one operation per line; a broken line fails alone. The answer has the same type and one outcome per operation, in order; the server sends it while it writes the batch. An operation with 503 `unavailable`, or without an outcome, may or may not have been written. Send these again in their order, creates with the same keys. With any other 503 an operation was not written. Actor and `traceparent` of the request apply to all operations. Needs the role `write`.
+     */
+    public batchVotes<ThrowOnError extends boolean = true>(options: Options<BatchVotesData, ThrowOnError>): RequestResult<BatchVotesResponses, BatchVotesErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).post<BatchVotesResponses, BatchVotesErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/votes:batch',
+            ...options,
+            headers: {
+                'Content-Type': 'application/json',
+                ...options.headers
+            }
+        });
+    }
+    
+    /**
+     * Check for up to 500 pairs whether there is a vote
+     *
+     * Reads a projection. An unknown pair has no edge. Needs the role `read`.
+     */
+    public checkVotes<ThrowOnError extends boolean = true>(options: Options<CheckVotesData, ThrowOnError>): RequestResult<CheckVotesResponses, CheckVotesErrors, ThrowOnError, 'data'> {
+        return (options.client ?? this.client).post<CheckVotesResponses, CheckVotesErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/votes:check',
+            ...options,
+            headers: {
+                'Content-Type': 'application/json',
+                ...options.headers
+            }
+        });
+    }
+    
+    /**
+     * Export all votes of the tenant
+     *
+     * Returns all states of the tenant and the positions at which the streams continue, for a projection that needs more than the streams keep. The answer is one line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. To resume, also after an interrupted answer, send the `cursor` of the first line and the `after` of the last `ExportState`. When the export is complete, read each stream after its sequence. Keep `created_at` and `version` with each state. Discard events with an earlier `created_at`, or with the same one and no higher version. Ordered by origin and target; includes removed edges. Needs the role `export`.
+     */
+    public exportVotes<ThrowOnError extends boolean = true>(options?: Options<ExportVotesData, ThrowOnError>): RequestResult<ExportVotesResponses, ExportVotesErrors, ThrowOnError, 'data'> {
+        return (options?.client ?? this.client).get<ExportVotesResponses, ExportVotesErrors, ThrowOnError, 'data'>({
+            responseStyle: 'data',
+            security: [{ scheme: 'bearer', type: 'http' }],
+            url: '/v1/votes:export',
+            ...options
         });
     }
 }

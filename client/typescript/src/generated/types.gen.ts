@@ -18,6 +18,10 @@ export type BatchOutcome = {
      */
     like?: Like;
     /**
+     * The edge after a put.
+     */
+    like_comment?: LikeComment;
+    /**
      * NDJSON only: the line number of the operation, from 1.
      */
     line?: number;
@@ -53,6 +57,10 @@ export type BatchOutcome = {
      * The Tidings-Token of this write.
      */
     token?: string;
+    /**
+     * The edge after a put.
+     */
+    vote?: Vote;
 };
 
 export type CheckInputBody = {
@@ -96,6 +104,36 @@ export type Comment = {
      */
     body?: string;
     comment_id: string;
+    /**
+     * Only in a list that asks for them.
+     */
+    counts?: {
+        /**
+         * What the edges of each list add up to, by attribute.
+         */
+        aggregates?: {
+            voters?: {
+                value: {
+                    /**
+                     * The number of edges with the attribute.
+                     */
+                    count: number;
+                    /**
+                     * The sum of their values; divide by count for the average.
+                     */
+                    sum: number;
+                    /**
+                     * The number of edges with each value of the enum.
+                     */
+                    values: {
+                        [key: string]: number;
+                    };
+                };
+            };
+        };
+        likers?: number;
+        voters?: number;
+    };
     created_at: string;
     /**
      * 1 for a top-level comment.
@@ -119,6 +157,141 @@ export type Comment = {
      * Rises by one with each change; also the ETag.
      */
     version: number;
+};
+
+export type CommentCheck = {
+    /**
+     * By kind. It has the kinds of the request.
+     */
+    edges: {
+        like_comment?: LikeCommentLink;
+        vote?: VoteLink;
+    };
+    /**
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+     */
+    id: string;
+};
+
+export type CommentCheckInput = {
+    /**
+     * Kinds of edges. Default: all that lead from the origin.
+     */
+    edges?: Array<'like_comment' | 'vote'>;
+    /**
+     * 1 to 200 ids. A repeated id gets a repeated answer.
+     */
+    ids: Array<string>;
+    /**
+     * The user that the edges lead from.
+     */
+    user_id: string;
+};
+
+export type CommentCheckList = {
+    /**
+     * The answer includes every write that had committed by this time, except parked and scheduled events.
+     */
+    as_of: string;
+    /**
+     * One per id, in the order of the request.
+     */
+    items: Array<CommentCheck>;
+};
+
+export type CommentCounts = {
+    /**
+     * What the edges of each list add up to, by attribute.
+     */
+    aggregates: {
+        voters: {
+            value: {
+                /**
+                 * The number of edges with the attribute.
+                 */
+                count: number;
+                /**
+                 * The sum of their values; divide by count for the average.
+                 */
+                sum: number;
+                /**
+                 * The number of edges with each value of the enum.
+                 */
+                values: {
+                    [key: string]: number;
+                };
+            };
+        };
+    };
+    /**
+     * The counts include every write that had committed by this time, except parked and scheduled events.
+     */
+    as_of: string;
+    likers: number;
+    voters: number;
+};
+
+export type CommentCountsItem = {
+    counts: {
+        /**
+         * What the edges of each list add up to, by attribute.
+         */
+        aggregates: {
+            voters: {
+                value: {
+                    /**
+                     * The number of edges with the attribute.
+                     */
+                    count: number;
+                    /**
+                     * The sum of their values; divide by count for the average.
+                     */
+                    sum: number;
+                    /**
+                     * The number of edges with each value of the enum.
+                     */
+                    values: {
+                        [key: string]: number;
+                    };
+                };
+            };
+        };
+        likers: number;
+        voters: number;
+    };
+    /**
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+     */
+    id: string;
+};
+
+export type CommentCountsList = {
+    /**
+     * The answer includes every write that had committed by this time, except parked and scheduled events.
+     */
+    as_of: string;
+    /**
+     * One per id, in the order of the request.
+     */
+    items: Array<CommentCountsItem>;
+};
+
+export type CommentEdgeRemovalOptions = {
+    /**
+     * Edges from the object, edges to it, or both.
+     */
+    direction?: 'from' | 'to' | 'both';
+    /**
+     * Only these kinds. Default: every kind with such edges.
+     */
+    kinds?: Array<'like_comment' | 'vote'>;
+};
+
+export type CommentIds = {
+    /**
+     * 1 to 200 ids. A repeated id gets a repeated answer.
+     */
+    ids: Array<string>;
 };
 
 export type CommentList = {
@@ -241,8 +414,10 @@ export type Counts = {
     followers: number;
     following: number;
     groups: number;
+    liked_comments: number;
     likes: number;
     shares: number;
+    voted_comments: number;
 };
 
 export type CreateInputBody = {
@@ -441,6 +616,9 @@ export type EdgeKind = {
      * Whether an object may have an edge to itself.
      */
     self: boolean;
+    /**
+     * The object, or the kind of children, that the edges lead to.
+     */
     to: string;
 };
 
@@ -718,6 +896,25 @@ export type GroupCheckList = {
 
 export type GroupCounts = {
     /**
+     * What the edges of each list add up to, by attribute.
+     */
+    aggregates: {
+        members: {
+            role: {
+                /**
+                 * The number of edges with the attribute.
+                 */
+                count: number;
+                /**
+                 * The number of edges with each value of the enum.
+                 */
+                values: {
+                    [key: string]: number;
+                };
+            };
+        };
+    };
+    /**
      * The counts include every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
@@ -726,6 +923,25 @@ export type GroupCounts = {
 
 export type GroupCountsItem = {
     counts: {
+        /**
+         * What the edges of each list add up to, by attribute.
+         */
+        aggregates: {
+            members: {
+                role: {
+                    /**
+                     * The number of edges with the attribute.
+                     */
+                    count: number;
+                    /**
+                     * The number of edges with each value of the enum.
+                     */
+                    values: {
+                        [key: string]: number;
+                    };
+                };
+            };
+        };
         members: number;
     };
     /**
@@ -805,6 +1021,184 @@ export type LikeCheckInputBody = {
      * 1 to 500 pairs. A repeated pair gets a repeated answer.
      */
     pairs: Array<LikePair>;
+};
+
+export type LikeComment = {
+    /**
+     * An id that you choose: a UUID in lower case with hyphens.
+     */
+    comment_id: string;
+    created_at: string;
+    /**
+     * When the edge last became active; lists are ordered by it.
+     */
+    positioned_at: string;
+    status: 'ACTIVE';
+    updated_at: string;
+    /**
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+     */
+    user_id: string;
+    /**
+     * Rises by one with each change; also the ETag.
+     */
+    version: number;
+};
+
+export type LikeCommentCheckInputBody = {
+    /**
+     * 1 to 500 pairs. A repeated pair gets a repeated answer.
+     */
+    pairs: Array<LikeCommentPair>;
+};
+
+export type LikeCommentLink = {
+    /**
+     * True if the edge exists.
+     */
+    active: boolean;
+    /**
+     * When active last became true; absent if it is false.
+     */
+    positioned_at?: string;
+};
+
+export type LikeCommentOperation = {
+    /**
+     * An id that you choose: a UUID in lower case with hyphens.
+     */
+    comment_id: string;
+    op: 'put' | 'remove';
+    /**
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+     */
+    user_id: string;
+};
+
+export type LikeCommentOrigin = {
+    /**
+     * When the edge last became active; the list is ordered by it, newest first.
+     */
+    positioned_at: string;
+    /**
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+     */
+    user_id: string;
+};
+
+export type LikeCommentOrigins = {
+    /**
+     * The list includes every write that had committed by this time, except parked and scheduled events.
+     */
+    as_of: string;
+    items: Array<LikeCommentOrigin>;
+    /**
+     * The cursor of the next page; absent on the last page.
+     */
+    next?: string;
+};
+
+export type LikeCommentPair = {
+    /**
+     * An id that you choose: a UUID in lower case with hyphens.
+     */
+    comment_id: string;
+    /**
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+     */
+    user_id: string;
+};
+
+export type LikeCommentRelation = {
+    /**
+     * True if the edge exists.
+     */
+    active: boolean;
+    /**
+     * An id that you choose: a UUID in lower case with hyphens.
+     */
+    comment_id: string;
+    /**
+     * When active last became true; absent if it is false.
+     */
+    positioned_at?: string;
+    /**
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+     */
+    user_id: string;
+};
+
+export type LikeCommentRelationList = {
+    /**
+     * The answer includes every write that had committed by this time, except parked and scheduled events.
+     */
+    as_of: string;
+    /**
+     * One per pair, in the order of the request.
+     */
+    items: Array<LikeCommentRelation>;
+};
+
+export type LikeCommentTarget = {
+    /**
+     * An id that you choose: a UUID in lower case with hyphens.
+     */
+    comment_id: string;
+    /**
+     * When the edge last became active; the list is ordered by it, newest first.
+     */
+    positioned_at: string;
+};
+
+export type LikeCommentTargets = {
+    /**
+     * The list includes every write that had committed by this time, except parked and scheduled events.
+     */
+    as_of: string;
+    items: Array<LikeCommentTarget>;
+    /**
+     * The cursor of the next page; absent on the last page.
+     */
+    next?: string;
+};
+
+export type LikeCommentVersion = {
+    /**
+     * The actor of the change, or the word unrecorded if only the result is known. Absent from a version of a child that shows no author.
+     */
+    actor?: string;
+    /**
+     * When the change was made.
+     */
+    at: string;
+    like_comment: PastLikeComment;
+    /**
+     * The version of the object; rises by one with each change.
+     */
+    version: number;
+    /**
+     * The id of this record, unique within its kind.
+     */
+    version_id: string;
+    /**
+     * LATEST: the current version. DELETED: the last version of a deleted object. ARCHIVED: a later version follows.
+     */
+    version_state: 'LATEST' | 'ARCHIVED' | 'DELETED';
+};
+
+export type LikeCommentVersions = {
+    /**
+     * The history includes every write that had committed by this time, except parked and scheduled events.
+     */
+    as_of: string;
+    /**
+     * Newest first.
+     */
+    items: Array<LikeCommentVersion>;
+    /**
+     * The cursor of the next page; absent on the last page.
+     */
+    next?: string;
 };
 
 export type LikeLink = {
@@ -1513,6 +1907,25 @@ export type PastLike = {
     version: number;
 };
 
+export type PastLikeComment = {
+    /**
+     * An id that you choose: a UUID in lower case with hyphens.
+     */
+    comment_id: string;
+    created_at: string;
+    /**
+     * When the edge last became active.
+     */
+    positioned_at: string;
+    status: 'ACTIVE' | 'REMOVED';
+    updated_at: string;
+    /**
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+     */
+    user_id: string;
+    version: number;
+};
+
 export type PastMembership = {
     attributes: {
         role: 'member' | 'moderator' | 'owner';
@@ -1545,6 +1958,28 @@ export type PastShare = {
      * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
      */
     post_id: string;
+    status: 'ACTIVE' | 'REMOVED';
+    updated_at: string;
+    /**
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+     */
+    user_id: string;
+    version: number;
+};
+
+export type PastVote = {
+    attributes: {
+        value: -1 | 1;
+    };
+    /**
+     * An id that you choose: a UUID in lower case with hyphens.
+     */
+    comment_id: string;
+    created_at: string;
+    /**
+     * When the edge last became active.
+     */
+    positioned_at: string;
     status: 'ACTIVE' | 'REMOVED';
     updated_at: string;
     /**
@@ -1671,7 +2106,7 @@ export type Problem = {
     /**
      * The current entity, if its version or state did not match.
      */
-    current?: Comment | ThreadSettings | Message | MessageSettings | Review | ReviewSettings | Membership;
+    current?: Comment | ThreadSettings | Message | MessageSettings | Review | ReviewSettings | Membership | Vote;
     /**
      * What is wrong with this request.
      */
@@ -2280,6 +2715,36 @@ export type ThreadComment = {
      */
     body?: string;
     comment_id: string;
+    /**
+     * Only in a list that asks for them.
+     */
+    counts?: {
+        /**
+         * What the edges of each list add up to, by attribute.
+         */
+        aggregates?: {
+            voters?: {
+                value: {
+                    /**
+                     * The number of edges with the attribute.
+                     */
+                    count: number;
+                    /**
+                     * The sum of their values; divide by count for the average.
+                     */
+                    sum: number;
+                    /**
+                     * The number of edges with each value of the enum.
+                     */
+                    values: {
+                        [key: string]: number;
+                    };
+                };
+            };
+        };
+        likers?: number;
+        voters?: number;
+    };
     created_at: string;
     /**
      * 1 for a top-level comment.
@@ -2447,6 +2912,36 @@ export type TreeComment = {
      */
     body?: string;
     comment_id: string;
+    /**
+     * Only in a list that asks for them.
+     */
+    counts?: {
+        /**
+         * What the edges of each list add up to, by attribute.
+         */
+        aggregates?: {
+            voters?: {
+                value: {
+                    /**
+                     * The number of edges with the attribute.
+                     */
+                    count: number;
+                    /**
+                     * The sum of their values; divide by count for the average.
+                     */
+                    sum: number;
+                    /**
+                     * The number of edges with each value of the enum.
+                     */
+                    values: {
+                        [key: string]: number;
+                    };
+                };
+            };
+        };
+        likers?: number;
+        voters?: number;
+    };
     created_at: string;
     /**
      * 1 for a top-level comment.
@@ -2520,8 +3015,10 @@ export type UserCountsItem = {
         followers: number;
         following: number;
         groups: number;
+        liked_comments: number;
         likes: number;
         shares: number;
+        voted_comments: number;
     };
     /**
      * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
@@ -2548,7 +3045,7 @@ export type UserEdgeRemovalOptions = {
     /**
      * Only these kinds. Default: every kind with such edges.
      */
-    kinds?: Array<'follow' | 'like' | 'membership' | 'share'>;
+    kinds?: Array<'follow' | 'like' | 'like_comment' | 'membership' | 'share' | 'vote'>;
 };
 
 export type UserIds = {
@@ -2557,6 +3054,773 @@ export type UserIds = {
      */
     ids: Array<string>;
 };
+
+export type Vote = {
+    attributes: {
+        value: -1 | 1;
+    };
+    /**
+     * An id that you choose: a UUID in lower case with hyphens.
+     */
+    comment_id: string;
+    created_at: string;
+    /**
+     * When the edge last became active; lists are ordered by it.
+     */
+    positioned_at: string;
+    status: 'ACTIVE';
+    updated_at: string;
+    /**
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+     */
+    user_id: string;
+    /**
+     * Rises by one with each change; also the ETag.
+     */
+    version: number;
+};
+
+export type VoteCheckInputBody = {
+    /**
+     * 1 to 500 pairs. A repeated pair gets a repeated answer.
+     */
+    pairs: Array<VotePair>;
+};
+
+export type VoteLink = {
+    /**
+     * True if the edge exists.
+     */
+    active: boolean;
+    /**
+     * Absent if active is false.
+     */
+    attributes?: {
+        value: -1 | 1;
+    };
+    /**
+     * When active last became true; absent if it is false.
+     */
+    positioned_at?: string;
+};
+
+export type VoteOrigin = {
+    attributes: {
+        value: -1 | 1;
+    };
+    /**
+     * When the edge last became active; the list is ordered by it, newest first.
+     */
+    positioned_at: string;
+    /**
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+     */
+    user_id: string;
+};
+
+export type VoteOrigins = {
+    /**
+     * The list includes every write that had committed by this time, except parked and scheduled events.
+     */
+    as_of: string;
+    items: Array<VoteOrigin>;
+    /**
+     * The cursor of the next page; absent on the last page.
+     */
+    next?: string;
+};
+
+export type VotePair = {
+    /**
+     * An id that you choose: a UUID in lower case with hyphens.
+     */
+    comment_id: string;
+    /**
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+     */
+    user_id: string;
+};
+
+export type VotePut = {
+    attributes?: {
+        value: -1 | 1;
+    };
+    /**
+     * An id that you choose: a UUID in lower case with hyphens.
+     */
+    comment_id: string;
+    /**
+     * Optional, like the header If-Match: the version to change, for example 3, or "*".
+     */
+    if_match?: number | '*';
+    op: 'put';
+    /**
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+     */
+    user_id: string;
+};
+
+export type VoteRelation = {
+    /**
+     * True if the edge exists.
+     */
+    active: boolean;
+    /**
+     * An id that you choose: a UUID in lower case with hyphens.
+     */
+    comment_id: string;
+    /**
+     * When active last became true; absent if it is false.
+     */
+    positioned_at?: string;
+    /**
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+     */
+    user_id: string;
+};
+
+export type VoteRelationList = {
+    /**
+     * The answer includes every write that had committed by this time, except parked and scheduled events.
+     */
+    as_of: string;
+    /**
+     * One per pair, in the order of the request.
+     */
+    items: Array<VoteRelation>;
+};
+
+export type VoteRemove = {
+    /**
+     * An id that you choose: a UUID in lower case with hyphens.
+     */
+    comment_id: string;
+    /**
+     * Optional, like the header If-Match: the version to change, for example 3, or "*".
+     */
+    if_match?: number | '*';
+    op: 'remove';
+    /**
+     * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+     */
+    user_id: string;
+};
+
+export type VoteTarget = {
+    attributes: {
+        value: -1 | 1;
+    };
+    /**
+     * An id that you choose: a UUID in lower case with hyphens.
+     */
+    comment_id: string;
+    /**
+     * When the edge last became active; the list is ordered by it, newest first.
+     */
+    positioned_at: string;
+};
+
+export type VoteTargets = {
+    /**
+     * The list includes every write that had committed by this time, except parked and scheduled events.
+     */
+    as_of: string;
+    items: Array<VoteTarget>;
+    /**
+     * The cursor of the next page; absent on the last page.
+     */
+    next?: string;
+};
+
+export type VoteVersion = {
+    /**
+     * The actor of the change, or the word unrecorded if only the result is known. Absent from a version of a child that shows no author.
+     */
+    actor?: string;
+    /**
+     * When the change was made.
+     */
+    at: string;
+    /**
+     * The version of the object; rises by one with each change.
+     */
+    version: number;
+    /**
+     * The id of this record, unique within its kind.
+     */
+    version_id: string;
+    /**
+     * LATEST: the current version. DELETED: the last version of a deleted object. ARCHIVED: a later version follows.
+     */
+    version_state: 'LATEST' | 'ARCHIVED' | 'DELETED';
+    vote: PastVote;
+};
+
+export type VoteVersions = {
+    /**
+     * The history includes every write that had committed by this time, except parked and scheduled events.
+     */
+    as_of: string;
+    /**
+     * Newest first.
+     */
+    items: Array<VoteVersion>;
+    /**
+     * The cursor of the next page; absent on the last page.
+     */
+    next?: string;
+};
+
+export type RemoveLikeCommentData = {
+    body?: never;
+    headers?: {
+        /**
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
+         */
+        'Tidings-Actor'?: string;
+        /**
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
+         */
+        traceparent?: string;
+    };
+    path: {
+        /**
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+         */
+        user_id: string;
+        /**
+         * An id that you choose: a UUID in lower case with hyphens.
+         */
+        comment_id: string;
+    };
+    query?: never;
+    url: '/v1/comment_likes/{user_id}/{comment_id}';
+};
+
+export type RemoveLikeCommentErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type RemoveLikeCommentError = RemoveLikeCommentErrors[keyof RemoveLikeCommentErrors];
+
+export type RemoveLikeCommentResponses = {
+    /**
+     * No Content
+     */
+    204: void;
+};
+
+export type RemoveLikeCommentResponse = RemoveLikeCommentResponses[keyof RemoveLikeCommentResponses];
+
+export type GetLikeCommentData = {
+    body?: never;
+    headers?: {
+        /**
+         * An ETag: the answer is 304 if it is still current.
+         */
+        'If-None-Match'?: string;
+    };
+    path: {
+        /**
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+         */
+        user_id: string;
+        /**
+         * An id that you choose: a UUID in lower case with hyphens.
+         */
+        comment_id: string;
+    };
+    query?: never;
+    url: '/v1/comment_likes/{user_id}/{comment_id}';
+};
+
+export type GetLikeCommentErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `not-found`: The resource does not exist.
+     */
+    404: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type GetLikeCommentError = GetLikeCommentErrors[keyof GetLikeCommentErrors];
+
+export type GetLikeCommentResponses = {
+    /**
+     * OK
+     */
+    200: LikeComment;
+};
+
+export type GetLikeCommentResponse = GetLikeCommentResponses[keyof GetLikeCommentResponses];
+
+export type PutLikeCommentData = {
+    body?: never;
+    headers?: {
+        /**
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
+         */
+        'Tidings-Actor'?: string;
+        /**
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
+         */
+        traceparent?: string;
+    };
+    path: {
+        /**
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+         */
+        user_id: string;
+        /**
+         * An id that you choose: a UUID in lower case with hyphens.
+         */
+        comment_id: string;
+    };
+    query?: never;
+    url: '/v1/comment_likes/{user_id}/{comment_id}';
+};
+
+export type PutLikeCommentErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `not-found`: The resource does not exist.
+     */
+    404: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `target-gone`: The target takes no edges, because it was deleted, hidden, removed or erased.
+     */
+    409: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type PutLikeCommentError = PutLikeCommentErrors[keyof PutLikeCommentErrors];
+
+export type PutLikeCommentResponses = {
+    /**
+     * The edge existed.
+     */
+    200: LikeComment;
+    /**
+     * Created
+     */
+    201: LikeComment;
+};
+
+export type PutLikeCommentResponse = PutLikeCommentResponses[keyof PutLikeCommentResponses];
+
+export type ListLikeCommentVersionsData = {
+    body?: never;
+    path: {
+        /**
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+         */
+        user_id: string;
+        /**
+         * An id that you choose: a UUID in lower case with hyphens.
+         */
+        comment_id: string;
+    };
+    query?: {
+        /**
+         * At most this many items.
+         */
+        limit?: number;
+        /**
+         * The value of next, or of prev if there is one, in another page of this list.
+         */
+        cursor?: string;
+    };
+    url: '/v1/comment_likes/{user_id}/{comment_id}/versions';
+};
+
+export type ListLikeCommentVersionsErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type ListLikeCommentVersionsError = ListLikeCommentVersionsErrors[keyof ListLikeCommentVersionsErrors];
+
+export type ListLikeCommentVersionsResponses = {
+    /**
+     * OK
+     */
+    200: LikeCommentVersions;
+};
+
+export type ListLikeCommentVersionsResponse = ListLikeCommentVersionsResponses[keyof ListLikeCommentVersionsResponses];
+
+export type BatchCommentLikesData = {
+    body: {
+        operations: Array<LikeCommentOperation>;
+    };
+    headers?: {
+        /**
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
+         */
+        'Tidings-Actor'?: string;
+        /**
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
+         */
+        traceparent?: string;
+    };
+    path?: never;
+    query?: never;
+    url: '/v1/comment_likes:batch';
+};
+
+export type BatchCommentLikesErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     * `too-many-operations`: The batch has more than 1000 operations, or more than the token may write per window; nothing was written.
+     */
+    413: Problem;
+    /**
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
+     */
+    415: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type BatchCommentLikesError = BatchCommentLikesErrors[keyof BatchCommentLikesErrors];
+
+export type BatchCommentLikesResponses = {
+    /**
+     * One outcome per operation, in order.
+     */
+    200: {
+        items: Array<BatchOutcome>;
+    };
+};
+
+export type BatchCommentLikesResponse = BatchCommentLikesResponses[keyof BatchCommentLikesResponses];
+
+export type CheckCommentLikesData = {
+    body: LikeCommentCheckInputBody;
+    headers?: {
+        /**
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
+         */
+        'Tidings-Token'?: string;
+    };
+    path?: never;
+    query?: never;
+    url: '/v1/comment_likes:check';
+};
+
+export type CheckCommentLikesErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
+     */
+    415: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type CheckCommentLikesError = CheckCommentLikesErrors[keyof CheckCommentLikesErrors];
+
+export type CheckCommentLikesResponses = {
+    /**
+     * OK
+     */
+    200: LikeCommentRelationList;
+};
+
+export type CheckCommentLikesResponse = CheckCommentLikesResponses[keyof CheckCommentLikesResponses];
+
+export type ExportCommentLikesData = {
+    body?: never;
+    path?: never;
+    query?: {
+        /**
+         * The cursor of an earlier answer of this export: continues it, with the same streams.
+         */
+        cursor?: string;
+        /**
+         * The value of after in a line: continues after that line.
+         */
+        after?: string;
+        /**
+         * At most this many states. An answer may have fewer: the server ends it before a timeout.
+         */
+        lines?: number;
+    };
+    url: '/v1/comment_likes:export';
+};
+
+export type ExportCommentLikesErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `export-outdated`: The export no longer joins the streams, because an erasure began or a stream dropped messages; begin again without a cursor.
+     */
+    410: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     * `erasure-unfinished`: An erasure of the tenant has not finished; retry the export of these edges after it.
+     */
+    503: Problem;
+};
+
+export type ExportCommentLikesError = ExportCommentLikesErrors[keyof ExportCommentLikesErrors];
+
+export type ExportCommentLikesResponses = {
+    /**
+     * Lines of JSON. The first is an object with the member export, an ExportHead. The last is an ExportEnd. All others are ExportStates.
+     */
+    200: string;
+};
+
+export type ExportCommentLikesResponse = ExportCommentLikesResponses[keyof ExportCommentLikesResponses];
 
 export type DeleteCommentData = {
     body?: never;
@@ -2821,6 +4085,156 @@ export type EditCommentResponses = {
 
 export type EditCommentResponse = EditCommentResponses[keyof EditCommentResponses];
 
+export type GetCommentCountsData = {
+    body?: never;
+    headers?: {
+        /**
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
+         */
+        'Tidings-Token'?: string;
+    };
+    path: {
+        /**
+         * The comment.
+         */
+        comment_id: string;
+    };
+    query?: never;
+    url: '/v1/comments/{comment_id}/counts';
+};
+
+export type GetCommentCountsErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type GetCommentCountsError = GetCommentCountsErrors[keyof GetCommentCountsErrors];
+
+export type GetCommentCountsResponses = {
+    /**
+     * OK
+     */
+    200: CommentCounts;
+};
+
+export type GetCommentCountsResponse = GetCommentCountsResponses[keyof GetCommentCountsResponses];
+
+export type ListCommentLikersData = {
+    body?: never;
+    headers?: {
+        /**
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
+         */
+        'Tidings-Token'?: string;
+    };
+    path: {
+        /**
+         * The comment.
+         */
+        comment_id: string;
+    };
+    query?: {
+        /**
+         * At most this many items.
+         */
+        limit?: number;
+        /**
+         * The value of next, or of prev if there is one, in another page of this list.
+         */
+        cursor?: string;
+    };
+    url: '/v1/comments/{comment_id}/likers';
+};
+
+export type ListCommentLikersErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type ListCommentLikersError = ListCommentLikersErrors[keyof ListCommentLikersErrors];
+
+export type ListCommentLikersResponses = {
+    /**
+     * OK
+     */
+    200: LikeCommentOrigins;
+};
+
+export type ListCommentLikersResponse = ListCommentLikersResponses[keyof ListCommentLikersResponses];
+
 export type ModerateCommentData = {
     body: ModerateInputBody;
     headers?: {
@@ -2938,6 +4352,10 @@ export type ListCommentRepliesData = {
          * The value of next, or of prev if there is one, in another page of this list.
          */
         cursor?: string;
+        /**
+         * Lists of edges to each comment, separated by commas: each comment has their counts, and what their attributes add up to.
+         */
+        counts?: Array<'likers' | 'voters'> | null;
     };
     url: '/v1/comments/{comment_id}/replies';
 };
@@ -3074,6 +4492,165 @@ export type ListCommentVersionsResponses = {
 
 export type ListCommentVersionsResponse = ListCommentVersionsResponses[keyof ListCommentVersionsResponses];
 
+export type ListCommentVotersData = {
+    body?: never;
+    headers?: {
+        /**
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
+         */
+        'Tidings-Token'?: string;
+    };
+    path: {
+        /**
+         * The comment.
+         */
+        comment_id: string;
+    };
+    query?: {
+        /**
+         * At most this many items.
+         */
+        limit?: number;
+        /**
+         * The value of next, or of prev if there is one, in another page of this list.
+         */
+        cursor?: string;
+    };
+    url: '/v1/comments/{comment_id}/voters';
+};
+
+export type ListCommentVotersErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type ListCommentVotersError = ListCommentVotersErrors[keyof ListCommentVotersErrors];
+
+export type ListCommentVotersResponses = {
+    /**
+     * OK
+     */
+    200: VoteOrigins;
+};
+
+export type ListCommentVotersResponse = ListCommentVotersResponses[keyof ListCommentVotersResponses];
+
+export type RemoveCommentEdgesData = {
+    body?: CommentEdgeRemovalOptions;
+    headers?: {
+        /**
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
+         */
+        'Tidings-Actor'?: string;
+        /**
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
+         */
+        traceparent?: string;
+    };
+    path: {
+        /**
+         * The comment.
+         */
+        comment_id: string;
+    };
+    query?: never;
+    url: '/v1/comments/{comment_id}:remove-edges';
+};
+
+export type RemoveCommentEdgesErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
+     */
+    415: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type RemoveCommentEdgesError = RemoveCommentEdgesErrors[keyof RemoveCommentEdgesErrors];
+
+export type RemoveCommentEdgesResponses = {
+    /**
+     * Accepted
+     */
+    202: EdgeRemoval;
+};
+
+export type RemoveCommentEdgesResponse = RemoveCommentEdgesResponses[keyof RemoveCommentEdgesResponses];
+
 export type BatchCommentsData = {
     body: {
         operations: Array<CreateOperation | EditOperation | DeleteOperation>;
@@ -3152,6 +4729,146 @@ export type BatchCommentsResponses = {
 };
 
 export type BatchCommentsResponse = BatchCommentsResponses[keyof BatchCommentsResponses];
+
+export type CheckCommentsData = {
+    body: CommentCheckInput;
+    headers?: {
+        /**
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
+         */
+        'Tidings-Token'?: string;
+    };
+    path?: never;
+    query?: never;
+    url: '/v1/comments:check';
+};
+
+export type CheckCommentsErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
+     */
+    415: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type CheckCommentsError = CheckCommentsErrors[keyof CheckCommentsErrors];
+
+export type CheckCommentsResponses = {
+    /**
+     * OK
+     */
+    200: CommentCheckList;
+};
+
+export type CheckCommentsResponse = CheckCommentsResponses[keyof CheckCommentsResponses];
+
+export type CountCommentsData = {
+    body: CommentIds;
+    headers?: {
+        /**
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
+         */
+        'Tidings-Token'?: string;
+    };
+    path?: never;
+    query?: never;
+    url: '/v1/comments:counts';
+};
+
+export type CountCommentsErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
+     */
+    415: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type CountCommentsError = CountCommentsErrors[keyof CountCommentsErrors];
+
+export type CountCommentsResponses = {
+    /**
+     * OK
+     */
+    200: CommentCountsList;
+};
+
+export type CountCommentsResponse = CountCommentsResponses[keyof CountCommentsResponses];
 
 export type ExportCommentsData = {
     body?: never;
@@ -7311,7 +9028,7 @@ export type ListCommentsData = {
         /**
          * oldest and newest: visible comments by age. threaded: each comment, then its replies; an invisible comment with a visible reply is a tombstone. top: visible comments, those with the highest score first, and of one score the newest first.
          */
-        order?: 'oldest' | 'newest' | 'threaded';
+        order?: 'oldest' | 'newest' | 'threaded' | 'top';
         /**
          * Skip this many visible comments, in the orders oldest and newest. Excludes cursor and around.
          */
@@ -7328,6 +9045,10 @@ export type ListCommentsData = {
          * The value of next, or of prev if there is one, in another page of this list.
          */
         cursor?: string;
+        /**
+         * Lists of edges to each comment, separated by commas: each comment has their counts, and what their attributes add up to.
+         */
+        counts?: Array<'likers' | 'voters'> | null;
     };
     url: '/v1/posts/{post_id}/comments';
 };
@@ -7499,7 +9220,12 @@ export type GetCommentBySlugData = {
         post_id: string;
         slug: string;
     };
-    query?: never;
+    query?: {
+        /**
+         * Lists of edges to each comment, separated by commas: each comment has their counts, and what their attributes add up to.
+         */
+        counts?: Array<'likers' | 'voters'> | null;
+    };
     url: '/v1/posts/{post_id}/comments/by-slug/{slug}';
 };
 
@@ -7643,7 +9369,12 @@ export type GetCommentTreeData = {
          */
         post_id: string;
     };
-    query?: never;
+    query?: {
+        /**
+         * Lists of edges to each comment, separated by commas: each comment has their counts, and what their attributes add up to.
+         */
+        counts?: Array<'likers' | 'voters'> | null;
+    };
     url: '/v1/posts/{post_id}/comments/tree';
 };
 
@@ -10270,6 +12001,10 @@ export type ListUserCommentsData = {
          * The value of next, or of prev if there is one, in another page of this list.
          */
         cursor?: string;
+        /**
+         * Lists of edges to each comment, separated by commas: each comment has their counts, and what their attributes add up to.
+         */
+        counts?: Array<'likers' | 'voters'> | null;
     };
     url: '/v1/users/{user_id}/comments';
 };
@@ -10636,6 +12371,86 @@ export type ListUserGroupsResponses = {
 };
 
 export type ListUserGroupsResponse = ListUserGroupsResponses[keyof ListUserGroupsResponses];
+
+export type ListUserLikedCommentsData = {
+    body?: never;
+    headers?: {
+        /**
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
+         */
+        'Tidings-Token'?: string;
+    };
+    path: {
+        /**
+         * The user.
+         */
+        user_id: string;
+    };
+    query?: {
+        /**
+         * At most this many items.
+         */
+        limit?: number;
+        /**
+         * The value of next, or of prev if there is one, in another page of this list.
+         */
+        cursor?: string;
+    };
+    url: '/v1/users/{user_id}/liked_comments';
+};
+
+export type ListUserLikedCommentsErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type ListUserLikedCommentsError = ListUserLikedCommentsErrors[keyof ListUserLikedCommentsErrors];
+
+export type ListUserLikedCommentsResponses = {
+    /**
+     * OK
+     */
+    200: LikeCommentTargets;
+};
+
+export type ListUserLikedCommentsResponse = ListUserLikedCommentsResponses[keyof ListUserLikedCommentsResponses];
 
 export type ListUserLikesData = {
     body?: never;
@@ -11036,6 +12851,86 @@ export type ListUserSharesResponses = {
 
 export type ListUserSharesResponse = ListUserSharesResponses[keyof ListUserSharesResponses];
 
+export type ListUserVotedCommentsData = {
+    body?: never;
+    headers?: {
+        /**
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
+         */
+        'Tidings-Token'?: string;
+    };
+    path: {
+        /**
+         * The user.
+         */
+        user_id: string;
+    };
+    query?: {
+        /**
+         * At most this many items.
+         */
+        limit?: number;
+        /**
+         * The value of next, or of prev if there is one, in another page of this list.
+         */
+        cursor?: string;
+    };
+    url: '/v1/users/{user_id}/voted_comments';
+};
+
+export type ListUserVotedCommentsErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type ListUserVotedCommentsError = ListUserVotedCommentsErrors[keyof ListUserVotedCommentsErrors];
+
+export type ListUserVotedCommentsResponses = {
+    /**
+     * OK
+     */
+    200: VoteTargets;
+};
+
+export type ListUserVotedCommentsResponse = ListUserVotedCommentsResponses[keyof ListUserVotedCommentsResponses];
+
 export type RemoveUserEdgesData = {
     body?: UserEdgeRemovalOptions;
     headers?: {
@@ -11254,3 +13149,686 @@ export type CountUsersResponses = {
 };
 
 export type CountUsersResponse = CountUsersResponses[keyof CountUsersResponses];
+
+export type RemoveVoteData = {
+    body?: never;
+    headers?: {
+        /**
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
+         */
+        'Tidings-Actor'?: string;
+        /**
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
+         */
+        traceparent?: string;
+        /**
+         * The ETag of the version to remove, or *.
+         */
+        'If-Match'?: string;
+    };
+    path: {
+        /**
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+         */
+        user_id: string;
+        /**
+         * An id that you choose: a UUID in lower case with hyphens.
+         */
+        comment_id: string;
+    };
+    query?: never;
+    url: '/v1/votes/{user_id}/{comment_id}';
+};
+
+export type RemoveVoteErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `not-found`: The resource does not exist.
+     */
+    404: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `version-stale`: The version in If-Match is not the current one; current shows it.
+     */
+    412: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type RemoveVoteError = RemoveVoteErrors[keyof RemoveVoteErrors];
+
+export type RemoveVoteResponses = {
+    /**
+     * No Content
+     */
+    204: void;
+};
+
+export type RemoveVoteResponse = RemoveVoteResponses[keyof RemoveVoteResponses];
+
+export type GetVoteData = {
+    body?: never;
+    headers?: {
+        /**
+         * An ETag: the answer is 304 if it is still current.
+         */
+        'If-None-Match'?: string;
+    };
+    path: {
+        /**
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+         */
+        user_id: string;
+        /**
+         * An id that you choose: a UUID in lower case with hyphens.
+         */
+        comment_id: string;
+    };
+    query?: never;
+    url: '/v1/votes/{user_id}/{comment_id}';
+};
+
+export type GetVoteErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `not-found`: The resource does not exist.
+     */
+    404: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type GetVoteError = GetVoteErrors[keyof GetVoteErrors];
+
+export type GetVoteResponses = {
+    /**
+     * OK
+     */
+    200: Vote;
+};
+
+export type GetVoteResponse = GetVoteResponses[keyof GetVoteResponses];
+
+export type PatchVoteData = {
+    body: {
+        value?: -1 | 1;
+    };
+    headers?: {
+        /**
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
+         */
+        'Tidings-Actor'?: string;
+        /**
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
+         */
+        traceparent?: string;
+        /**
+         * Required: the ETag that the change is about, or *.
+         */
+        'If-Match'?: string;
+    };
+    path: {
+        /**
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+         */
+        user_id: string;
+        /**
+         * An id that you choose: a UUID in lower case with hyphens.
+         */
+        comment_id: string;
+    };
+    query?: never;
+    url: '/v1/votes/{user_id}/{comment_id}';
+};
+
+export type PatchVoteErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `not-found`: The resource does not exist.
+     */
+    404: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `target-gone`: The target takes no edges, because it was deleted, hidden, removed or erased.
+     */
+    409: Problem;
+    /**
+     * `version-stale`: The version in If-Match is not the current one; current shows it.
+     */
+    412: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
+     */
+    415: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `if-match-missing`: The request needs If-Match with the version to change.
+     */
+    428: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type PatchVoteError = PatchVoteErrors[keyof PatchVoteErrors];
+
+export type PatchVoteResponses = {
+    /**
+     * OK
+     */
+    200: Vote;
+};
+
+export type PatchVoteResponse = PatchVoteResponses[keyof PatchVoteResponses];
+
+export type PutVoteData = {
+    body?: {
+        value: -1 | 1;
+    };
+    headers?: {
+        /**
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
+         */
+        'Tidings-Actor'?: string;
+        /**
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
+         */
+        traceparent?: string;
+        /**
+         * The ETag of the version to change, or *.
+         */
+        'If-Match'?: string;
+    };
+    path: {
+        /**
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+         */
+        user_id: string;
+        /**
+         * An id that you choose: a UUID in lower case with hyphens.
+         */
+        comment_id: string;
+    };
+    query?: never;
+    url: '/v1/votes/{user_id}/{comment_id}';
+};
+
+export type PutVoteErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `not-found`: The resource does not exist.
+     */
+    404: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `target-gone`: The target takes no edges, because it was deleted, hidden, removed or erased.
+     */
+    409: Problem;
+    /**
+     * `version-stale`: The version in If-Match is not the current one; current shows it.
+     */
+    412: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
+     */
+    415: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type PutVoteError = PutVoteErrors[keyof PutVoteErrors];
+
+export type PutVoteResponses = {
+    /**
+     * The edge existed.
+     */
+    200: Vote;
+    /**
+     * Created
+     */
+    201: Vote;
+};
+
+export type PutVoteResponse = PutVoteResponses[keyof PutVoteResponses];
+
+export type ListVoteVersionsData = {
+    body?: never;
+    path: {
+        /**
+         * An id that you choose: a number, a UUID or other text of at most 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =.
+         */
+        user_id: string;
+        /**
+         * An id that you choose: a UUID in lower case with hyphens.
+         */
+        comment_id: string;
+    };
+    query?: {
+        /**
+         * At most this many items.
+         */
+        limit?: number;
+        /**
+         * The value of next, or of prev if there is one, in another page of this list.
+         */
+        cursor?: string;
+    };
+    url: '/v1/votes/{user_id}/{comment_id}/versions';
+};
+
+export type ListVoteVersionsErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type ListVoteVersionsError = ListVoteVersionsErrors[keyof ListVoteVersionsErrors];
+
+export type ListVoteVersionsResponses = {
+    /**
+     * OK
+     */
+    200: VoteVersions;
+};
+
+export type ListVoteVersionsResponse = ListVoteVersionsResponses[keyof ListVoteVersionsResponses];
+
+export type BatchVotesData = {
+    body: {
+        operations: Array<VotePut | VoteRemove>;
+    };
+    headers?: {
+        /**
+         * The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. 1 to 200 bytes of printable UTF-8. Default: the token's name.
+         */
+        'Tidings-Actor'?: string;
+        /**
+         * W3C Trace Context, recorded with the event. Ignored if malformed.
+         */
+        traceparent?: string;
+    };
+    path?: never;
+    query?: never;
+    url: '/v1/votes:batch';
+};
+
+export type BatchVotesErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     * `too-many-operations`: The batch has more than 1000 operations, or more than the token may write per window; nothing was written.
+     */
+    413: Problem;
+    /**
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
+     */
+    415: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type BatchVotesError = BatchVotesErrors[keyof BatchVotesErrors];
+
+export type BatchVotesResponses = {
+    /**
+     * One outcome per operation, in order.
+     */
+    200: {
+        items: Array<BatchOutcome>;
+    };
+};
+
+export type BatchVotesResponse = BatchVotesResponses[keyof BatchVotesResponses];
+
+export type CheckVotesData = {
+    body: VoteCheckInputBody;
+    headers?: {
+        /**
+         * Tokens of writes, separated by commas, for at most 64 entities: the answer includes these writes, regardless of the lag.
+         */
+        'Tidings-Token'?: string;
+    };
+    path?: never;
+    query?: never;
+    url: '/v1/votes:check';
+};
+
+export type CheckVotesErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `json-invalid`: The body is not one JSON value of valid UTF-8 text with unique member names.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
+     */
+    415: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     */
+    503: Problem;
+};
+
+export type CheckVotesError = CheckVotesErrors[keyof CheckVotesErrors];
+
+export type CheckVotesResponses = {
+    /**
+     * OK
+     */
+    200: VoteRelationList;
+};
+
+export type CheckVotesResponse = CheckVotesResponses[keyof CheckVotesResponses];
+
+export type ExportVotesData = {
+    body?: never;
+    path?: never;
+    query?: {
+        /**
+         * The cursor of an earlier answer of this export: continues it, with the same streams.
+         */
+        cursor?: string;
+        /**
+         * The value of after in a line: continues after that line.
+         */
+        after?: string;
+        /**
+         * At most this many states. An answer may have fewer: the server ends it before a timeout.
+         */
+        lines?: number;
+    };
+    url: '/v1/votes:export';
+};
+
+export type ExportVotesErrors = {
+    /**
+     * `bad-request`: The request cannot be read.
+     * `cursor-invalid`: The cursor does not belong to this list.
+     * `header-invalid`: A header has an invalid value.
+     */
+    400: Problem;
+    /**
+     * `unauthenticated`: The bearer token is missing, unknown, expired or revoked.
+     */
+    401: Problem;
+    /**
+     * `role-missing`: The token lacks the role that the route needs.
+     */
+    403: Problem;
+    /**
+     * `request-timeout`: The request took too long to arrive.
+     */
+    408: Problem;
+    /**
+     * `export-outdated`: The export no longer joins the streams, because an erasure began or a stream dropped messages; begin again without a cursor.
+     */
+    410: Problem;
+    /**
+     * `request-too-large`: The request's body is too large.
+     */
+    413: Problem;
+    /**
+     * `validation-failed`: Some values are invalid; errors names them.
+     */
+    422: Problem;
+    /**
+     * `rate-limited`: The token or the user made too many requests; retry after the time in Retry-After.
+     */
+    429: Problem;
+    /**
+     * `internal`: The server failed.
+     */
+    500: Problem;
+    /**
+     * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
+     * `unavailable`: A database is unavailable; retry.
+     * `erasure-unfinished`: An erasure of the tenant has not finished; retry the export of these edges after it.
+     */
+    503: Problem;
+};
+
+export type ExportVotesError = ExportVotesErrors[keyof ExportVotesErrors];
+
+export type ExportVotesResponses = {
+    /**
+     * Lines of JSON. The first is an object with the member export, an ExportHead. The last is an ExportEnd. All others are ExportStates.
+     */
+    200: string;
+};
+
+export type ExportVotesResponse = ExportVotesResponses[keyof ExportVotesResponses];
