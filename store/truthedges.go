@@ -109,18 +109,25 @@ SELECT /* store.count_edges */ tenant_id, id, sum(incoming)::bigint, sum(outgoin
         SELECT tenant_id, from_id, 0, 1 FROM edges WHERE kind = @kind AND status = 'ACTIVE') ends
  GROUP BY tenant_id, id ORDER BY tenant_id, id`
 
+// MaxValueBytes is the longest value of an enum. SQL writers may give longer ones.
+const MaxValueBytes = 64
+
 // SumEdgesSQL returns a query of the aggregates of edges of the kind @kind, in a table with their
 // columns: for each target and each of @integers the number of edges with the attribute and the sum
-// of its values, with an empty value; for each of @enums the number of edges with each value.
+// of its values, with an empty value; for each of @enums the number of edges with each value. It
+// leaves out what only SQL writers can give: fractions, integers above kinds.MaxAggregate, and
+// values above MaxValueBytes.
 func SumEdgesSQL(table, where string) string {
 	return `
 SELECT e.tenant_id, e.to_id AS object_id, a.key AS attribute, v.value, count(*) AS count, sum(v.n)::bigint AS sum
   FROM ` + table + ` e
  CROSS JOIN LATERAL jsonb_each(e.attributes) a
- CROSS JOIN LATERAL (SELECT '' AS value, (a.value #>> '{}')::bigint AS n
+ CROSS JOIN LATERAL (SELECT '' AS value, CASE WHEN a.value #>> '{}' ~ '^-?[0-9]{1,10}$' THEN (a.value #>> '{}')::bigint END AS n
                       WHERE a.key = ANY(@integers::text[]) AND jsonb_typeof(a.value) = 'number'
                       UNION ALL
-                     SELECT a.value #>> '{}', 0 WHERE a.key = ANY(@enums::text[]) AND jsonb_typeof(a.value) <> 'null') v
- WHERE e.kind = @kind AND ` + where + `
+                     SELECT a.value #>> '{}', 0
+                      WHERE a.key = ANY(@enums::text[]) AND jsonb_typeof(a.value) IN ('string', 'number')
+                        AND octet_length(a.value #>> '{}') <= ` + fmt.Sprint(MaxValueBytes) + `) v
+ WHERE e.kind = @kind AND abs(v.n) <= ` + fmt.Sprint(kinds.MaxAggregate) + ` AND ` + where + `
  GROUP BY e.tenant_id, e.to_id, a.key, v.value`
 }

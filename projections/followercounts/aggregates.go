@@ -7,12 +7,14 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/store"
 )
 
 // aggregate names a row of edge_aggregates of a kind. The value is empty for an integer's count and
@@ -47,7 +49,8 @@ func aggregated(k kinds.Edge) (integers, enums []string) {
 }
 
 // sum adds an edge's attributes to the aggregates of its target, or subtracts them with a sign of
-// -1. It ignores a value of another type: an earlier version of the kind may have had it.
+// -1. It ignores a value of another type, which an earlier version of the kind may have had, and
+// what store.SumEdgesSQL leaves out.
 func (c *changes) sum(to object, attributes json.RawMessage, sign int64) {
 	if len(attributes) == 0 || len(c.integers)+len(c.enums) == 0 {
 		return
@@ -63,17 +66,27 @@ func (c *changes) sum(to object, attributes json.RawMessage, sign int64) {
 	}
 	for _, name := range c.integers {
 		var v int64
-		if raw, ok := values[name]; ok && string(raw) != "null" && json.Unmarshal(raw, &v) == nil {
+		if raw, ok := values[name]; ok && string(raw) != "null" && json.Unmarshal(raw, &v) == nil &&
+			-kinds.MaxAggregate <= v && v <= kinds.MaxAggregate {
 			add(name, "", sign, sign*v)
 		}
 	}
 	for _, name := range c.enums {
 		raw, ok := values[name]
 		text := string(raw)
-		if !ok || text == "null" || raw[0] == '"' && json.Unmarshal(raw, &text) != nil {
+		switch {
+		case !ok:
+			continue
+		case raw[0] == '"':
+			if json.Unmarshal(raw, &text) != nil {
+				continue
+			}
+		case !strings.ContainsRune("-0123456789", rune(raw[0])):
 			continue
 		}
-		add(name, text, sign, 0)
+		if len(text) <= store.MaxValueBytes {
+			add(name, text, sign, 0)
+		}
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -368,6 +369,51 @@ func TestVerifyAndRepairCoverAggregatesAndRanks(t *testing.T) {
 		}
 		s.check(t, pool, name)
 	}
+}
+
+// TestAttributesThatOnlySQLWritersGiveAreNotCounted compares what the projection and the truth's
+// statements make of them.
+func TestAttributesThatOnlySQLWritersGiveAreNotCounted(t *testing.T) {
+	pool, ctx := testkit.Postgres(t).Pool(t, postgres.RoleSystem), t.Context()
+	s := newSite(t, 1)
+	p := New(func() *kinds.Set { return s.set })
+	if _, err := pool.Exec(ctx, `SELECT make_edge_kind('verdict', 'verdicts', 'user_id', 'answer_id', true, 0)`); err != nil {
+		t.Fatal(err)
+	}
+	for n, attributes := range []string{`{"value": 1}`, `{"value": 1.5}`, `{"value": 99999999999999999999}`, `{"value": 2000000000}`, `{"value": "1"}`,
+		`{"value": null}`, `{"value": [1]}`, `{"value": true}`, `{"face": "` + strings.Repeat("x", 3000) + `"}`, `{"face": {"a": 1}}`,
+		`{"face": 7}`, `{"face": "other"}`, `{}`} {
+		if _, err := pool.Exec(ctx, `INSERT INTO edges (tenant_id, kind, from_id, to_id, attributes) VALUES (1, 'verdict', $1, $2, $3)`,
+			fmt.Sprint(n+1), childID(n%2), attributes); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for e, err := range p.Truth(ctx, pool) {
+		if err == nil {
+			err = onceApplied(ctx, pool, p, []event.Event{e})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := p.Verify(ctx, pool, pool, func(d projections.Difference) { t.Error(d) }); err != nil {
+		t.Fatal(err)
+	}
+	inTenant(t, pool, 1, func(ctx context.Context, tx pgx.Tx) error {
+		all, err := ReadAggregates(ctx, tx, []string{"verdict"}, []event.ID{event.ID(childID(0)), event.ID(childID(1))})
+		var sum, count int64
+		for _, some := range all {
+			for _, a := range some {
+				if a.Attribute == "value" && a.Value == "" {
+					sum, count = sum+a.Sum.Sum, count+a.Count
+				}
+			}
+		}
+		if sum != 1 || count != 1 {
+			t.Errorf("%d values with a sum of %d are counted, want 1", count, sum)
+		}
+		return err
+	})
 }
 
 func TestAVoteForSomethingElseIsPermanent(t *testing.T) {

@@ -137,10 +137,13 @@ const truthScoresSQL = `
 SELECT /* followercounts.verify */ tenant_id, to_id, score
   FROM (SELECT tenant_id, to_id,
                CASE WHEN @attribute = '' THEN count(*)
-                    ELSE coalesce(sum((attributes ->> @attribute)::bigint)
-                                  FILTER (WHERE jsonb_typeof(attributes -> @attribute) = 'number'), 0)::bigint
+                    ELSE coalesce(sum(value) FILTER (WHERE abs(value) <= @most), 0)::bigint
                END AS score
-          FROM edges WHERE kind = @kind AND status = 'ACTIVE' GROUP BY tenant_id, to_id) s
+          FROM (SELECT tenant_id, to_id, CASE WHEN attributes ->> @attribute ~ '^-?[0-9]{1,10}$'
+                                               AND jsonb_typeof(attributes -> @attribute) = 'number'
+                                              THEN (attributes ->> @attribute)::bigint END AS value
+                  FROM edges WHERE kind = @kind AND status = 'ACTIVE') e
+         GROUP BY tenant_id, to_id) s
  WHERE score <> 0 ORDER BY tenant_id, to_id`
 
 // verifyScores compares the scores of the children that the kind ranks with the truth's edges.
@@ -148,7 +151,8 @@ func (c comparison) verifyScores(ctx context.Context, child kinds.Child, truth, 
 	attribute, _ := c.kind.Score()
 	var none scoreRow
 	err = projections.Compare(
-		projections.Rows[scoreRow](ctx, truth, truthScoresSQL, pgx.StrictNamedArgs{"kind": c.kind.Name, "attribute": attribute}),
+		projections.Rows[scoreRow](ctx, truth, truthScoresSQL, pgx.StrictNamedArgs{"kind": c.kind.Name, "attribute": attribute,
+			"most": kinds.MaxAggregate}),
 		projections.Rows[scoreRow](ctx, projection, scoreRowsSQL, pgx.StrictNamedArgs{"kind": child.Name}),
 		func(a, b *scoreRow) int {
 			return cmp.Or(cmp.Compare(a.TenantID, b.TenantID), cmp.Compare(a.Child, b.Child))

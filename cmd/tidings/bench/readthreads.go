@@ -35,7 +35,7 @@ type longThread struct {
 	parent  []int32 // -1 for a comment that is no reply
 	deleted []bool
 	visible []int32 // the places of the comments that are not deleted
-	points   []point
+	points  []point
 	top     []int32 // visible, those with the highest score first
 }
 
