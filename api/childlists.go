@@ -213,11 +213,11 @@ type rankCursor struct {
 
 func (c rankCursor) at(event.Child, bool) any { return c }
 
-func (c rankCursor) after() *followercounts.Ranked {
+func (c rankCursor) after() *threadcache.Ranked {
 	if c.ID == "" {
 		return nil
 	}
-	return &followercounts.Ranked{ID: c.ID, Score: c.Score, CreatedAt: c.At.Time}
+	return &threadcache.Ranked{ID: c.ID, Score: c.Score, CreatedAt: c.At.Time}
 }
 
 // threadCursor is a path: a place in the order of the thread.
@@ -322,7 +322,7 @@ func (c *childRoutes) list(ctx context.Context, object event.ID, order string, i
 // byRank reads a page in the order of ranks. The page leaves out children that the list of children
 // does not show: one of the two projections may be ahead.
 func (c *childRoutes) byRank(ctx context.Context, tx pgx.Tx, object event.ID, limit int, from rankCursor) (w childWindow, err error) {
-	ranked, err := followercounts.Top(ctx, tx, c.k.Name, object, from.after(), limit+1)
+	ranked, err := threadcache.Top(ctx, tx, c.k.Name, object, from.after(), limit+1)
 	if err != nil {
 		return w, err
 	}
@@ -331,13 +331,12 @@ func (c *childRoutes) byRank(ctx context.Context, tx pgx.Tx, object event.ID, li
 		last := ranked[limit-1]
 		w.end = rankCursor{last.Score, event.Time{Time: last.CreatedAt}, last.ID}
 	}
-	ids := make([]string, len(ranked))
-	for i, r := range ranked {
-		ids[i] = r.ID
+	for _, r := range ranked {
+		if r.Child != nil {
+			w.rows = append(w.rows, *r.Child)
+		}
 	}
-	w.rows, err = threadcache.ByIDs(ctx, tx, c.k.Name, ids)
-	w.rows = slices.DeleteFunc(w.rows, func(c event.Child) bool { return !c.Visible() })
-	return w, err
+	return w, nil
 }
 
 // byAge reads a page in the order of age: around a child, before a cursor, after skipped children,

@@ -546,11 +546,11 @@ func TestRandomEdgesToChildrenThatGo(t *testing.T) {
 						_, before[id] = gone.Load(id)
 						some = append(some, f.edgeTo(id, event.IDOf(r.IntN(3))))
 					}
-					var out []EdgeOutcome
 					var err error
 					if r.IntN(4) == 0 {
-						out, err = s.RemoveEdges(ctx, 1, f.edge, some)
+						_, err = s.RemoveEdges(ctx, 1, f.edge, some)
 					} else {
+						var out []EdgeOutcome
 						out, err = s.PutEdges(ctx, 1, f.edge, some)
 						for i, o := range out {
 							var target *TargetGoneError

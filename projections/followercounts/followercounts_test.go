@@ -110,7 +110,7 @@ func TestStatements(t *testing.T) {
 	for i, sql := range []string{incomingSQL.plain, incomingSQL.attributes, incomingSQL.filtered, outgoingSQL.plain, outgoingSQL.attributes,
 		countsSQL, reachedSQL, relationsSQL, mutualsOfOutgoingSQL, mutualsOfIncomingSQL, edgesSQL, gainCountsSQL, holdCountsSQL,
 		addCountsSQL, edgeRowsSQL, countRowsSQL, windowCountsSQL, dropEdgesSQL, recountSQL, forgetSQL, forgetCountsSQL, leftCountsSQL,
-		freshSQL, aggregatesSQL, readAggregatesSQL, ranksSQL, topSQL, topFirstSQL, sumRowsSQL, truthSumsSQL, windowSumsSQL, scoreRowsSQL,
+		freshSQL, aggregatesSQL, readAggregatesSQL, ranksSQL, sumRowsSQL, truthSumsSQL, windowSumsSQL, scoreRowsSQL,
 		truthScoresSQL, windowScoresSQL, rankRowsSQL, clearRanksSQL, recountAggregatesSQL, rescoreSQL} {
 		query, _, err := pgx.NamedArgs{}.RewriteQuery(ctx, nil, sql, nil)
 		if err != nil {

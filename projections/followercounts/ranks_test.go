@@ -21,6 +21,7 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections"
+	"github.com/tidings/tidings/projections/threadcache"
 )
 
 // answersFile has a kind whose sum ranks children, and one whose number does.
@@ -146,8 +147,8 @@ func (s *site) batches() (all [2][][]event.Event) {
 }
 
 // want returns the model's aggregates and orders.
-func (s *site) want() (sums map[string]Sum, tops map[string][]Ranked) {
-	sums, tops = map[string]Sum{}, map[string][]Ranked{}
+func (s *site) want() (sums map[string]Sum, tops map[string][]threadcache.Ranked) {
+	sums, tops = map[string]Sum{}, map[string][]threadcache.Ranked{}
 	scores := map[childKey]int64{}
 	for kind, edges := range s.edges {
 		for k, e := range edges {
@@ -180,11 +181,11 @@ func (s *site) want() (sums map[string]Sum, tops map[string][]Ranked) {
 	for k, c := range s.children {
 		if c.Visible() {
 			at := fmt.Sprint(k.tenant, " ", k.kind, " ", c.Parent)
-			tops[at] = append(tops[at], Ranked{k.child, scores[k], c.CreatedAt.Time})
+			tops[at] = append(tops[at], threadcache.Ranked{ID: k.child, Score: scores[k], CreatedAt: c.CreatedAt.Time})
 		}
 	}
 	for _, all := range tops {
-		slices.SortFunc(all, func(a, b Ranked) int {
+		slices.SortFunc(all, func(a, b threadcache.Ranked) int {
 			return -cmp.Or(cmp.Compare(a.Score, b.Score), a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.ID, b.ID))
 		})
 	}
@@ -193,7 +194,7 @@ func (s *site) want() (sums map[string]Sum, tops map[string][]Ranked) {
 
 func (s *site) check(t *testing.T, pool *pgxpool.Pool, when string) {
 	t.Helper()
-	sums, tops := map[string]Sum{}, map[string][]Ranked{}
+	sums, tops := map[string]Sum{}, map[string][]threadcache.Ranked{}
 	for tenant := range int64(3) {
 		inTenant(t, pool, tenant, func(ctx context.Context, tx pgx.Tx) error {
 			var ids []event.ID
@@ -211,8 +212,8 @@ func (s *site) check(t *testing.T, pool *pgxpool.Pool, when string) {
 			for _, kind := range []string{"answer", "hint"} {
 				for _, object := range []event.ID{"q0", "q1", "q2"} {
 					at := fmt.Sprint(tenant, " ", kind, " ", object)
-					for after := (*Ranked)(nil); ; { // pages of two
-						page, err := Top(ctx, tx, kind, object, after, 2)
+					for after := (*threadcache.Ranked)(nil); ; { // pages of two
+						page, err := threadcache.Top(ctx, tx, kind, object, after, 2)
 						for i := range page {
 							page[i].CreatedAt = page[i].CreatedAt.UTC()
 						}

@@ -217,26 +217,6 @@ func ByID(ctx context.Context, tx pgx.Tx, kind, id string) (c event.Child, found
 	return one(ctx, tx, byIDSQL, pgx.StrictNamedArgs{"kind": kind, "id": id})
 }
 
-// listedSQL reads children. LIMIT makes the planner use one probe for each.
-// Index: child_lists_pkey, a probe for each child. Locks: none.
-const listedSQL = `
-SELECT /* threadcache.listed */ c.*
-  FROM unnest(@ids::uuid[]) WITH ORDINALITY AS i(id, ord)
- CROSS JOIN LATERAL (SELECT ` + fields + `
-                       FROM child_lists
-                      WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND child_id = i.id LIMIT 1) c
- ORDER BY i.ord`
-
-// ByIDs returns the children in any state, in the order of ids. It omits children that it does not
-// know. The transaction's tenant is set.
-func ByIDs(ctx context.Context, tx pgx.Tx, kind string, ids []string) ([]event.Child, error) {
-	all, err := collect(ctx, tx, listedSQL, pgx.StrictNamedArgs{"kind": kind, "ids": ids})
-	if err != nil {
-		return nil, fmt.Errorf("read %d %s by their ids: %w", len(ids), kind, err)
-	}
-	return all, nil
-}
-
 // bySlugSQL reads one child by its permalink. Index: child_lists_slug_idx. Locks: none.
 const bySlugSQL = `
 SELECT /* threadcache.by_slug */ ` + fields + `

@@ -150,7 +150,7 @@ func TestStatements(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	ctx := context.Background()
 	for i, sql := range []string{
-		oldestSQL, newestSQL, skipOldestSQL, skipNewestSQL, threadedSQL, byIDSQL, bySlugSQL, byAuthorSQL, moderatedAllSQL,
+		oldestSQL, newestSQL, skipOldestSQL, skipNewestSQL, threadedSQL, byIDSQL, bySlugSQL, byAuthorSQL, topFirstSQL, topAfterSQL, moderatedAllSQL,
 		moderatedObjectSQL, moderatedAuthorSQL, moderatedAuthorInSQL, waitingSQL, summariesSQL,
 		readSettingsSQL, settingsSQL, childrenSQL, descendantsSQL, countsSQL, splitBucketsSQL, splitGroupsSQL, totalsSQL,
 		threadRowsSQL, flatRowsSQL, countedSQL, settingsRowsSQL,
