@@ -382,7 +382,8 @@ func TestAttributesThatOnlySQLWritersGiveAreNotCounted(t *testing.T) {
 		t.Fatal(err)
 	}
 	for n, attributes := range []string{`{"value": 1}`, `{"value": 1.5}`, `{"value": 99999999999999999999}`, `{"value": 2000000000}`,
-		`{"value": "1"}`, `{"value": null}`, `{"value": [1]}`, `{"value": true}`, `{"face": "` + strings.Repeat("x", 3000) + `"}`, `{"face": {"a": 1}}`,
+		`{"value": "1"}`, `{"value": null}`, `{"value": [1]}`, `{"value": true}`, `{"face": "` + strings.Repeat("x", 3000) + `"}`,
+		`{"face": {"a": 1}}`,
 		`{"face": 7}`, `{"face": "other"}`, `{}`} {
 		if _, err := pool.Exec(ctx, `INSERT INTO edges (tenant_id, kind, from_id, to_id, attributes) VALUES (1, 'verdict', $1, $2, $3)`,
 			fmt.Sprint(n+1), childID(n%2), attributes); err != nil {

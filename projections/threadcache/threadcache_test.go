@@ -150,8 +150,8 @@ func TestStatements(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	ctx := context.Background()
 	for i, sql := range []string{
-		oldestSQL, newestSQL, skipOldestSQL, skipNewestSQL, threadedSQL, byIDSQL, bySlugSQL, byAuthorSQL, topFirstSQL, topAfterSQL, moderatedAllSQL,
-		moderatedObjectSQL, moderatedAuthorSQL, moderatedAuthorInSQL, waitingSQL, summariesSQL,
+		oldestSQL, newestSQL, skipOldestSQL, skipNewestSQL, threadedSQL, byIDSQL, bySlugSQL, byAuthorSQL, topFirstSQL, topAfterSQL,
+		moderatedAllSQL, moderatedObjectSQL, moderatedAuthorSQL, moderatedAuthorInSQL, waitingSQL, summariesSQL,
 		readSettingsSQL, settingsSQL, childrenSQL, descendantsSQL, countsSQL, splitBucketsSQL, splitGroupsSQL, totalsSQL,
 		threadRowsSQL, flatRowsSQL, countedSQL, settingsRowsSQL,
 		heldSQL, redactSQL, aggregatesSQL, readAggregatesSQL, dropChildrenSQL, reachedSQL,
