@@ -100,17 +100,21 @@ func (f *freshness) of(tenant int64, wants func(aggregateType string) bool, prog
 	return time.Unix(0, 0).UTC()
 }
 
-// readProgress returns the consumer's progress as the transaction of tx sees it, with the tenant's
-// as_of.
-func (s *server) readProgress(ctx context.Context, tx pgx.Tx, tenant int64, consumer string) (consumers.Progress, error) {
-	progress, err := consumers.ReadProgress(ctx, tx, consumer)
+// readProgress returns the progress of the first consumer as the transaction of tx sees it. Its AsOf
+// is the tenant's, and of several consumers that of the oldest.
+func (s *server) readProgress(ctx context.Context, tx pgx.Tx, tenant int64, names ...string) (consumers.Progress, error) {
+	all, err := consumers.ReadProgress(ctx, tx, names...)
 	if err != nil {
-		return progress, err
+		return consumers.Progress{}, err
 	}
-	wants := func(string) bool { return true }
-	if p := s.fleet[consumer]; p != nil {
-		wants = p.Wants
+	for i := range all {
+		wants := func(string) bool { return true }
+		if p := s.fleet[names[i]]; p != nil {
+			wants = p.Wants
+		}
+		if at := s.freshness.of(tenant, wants, all[i]); i == 0 || at.Before(all[0].AsOf) {
+			all[0].AsOf = at
+		}
 	}
-	progress.AsOf = s.freshness.of(tenant, wants, progress)
-	return progress, nil
+	return all[0], nil
 }

@@ -149,6 +149,14 @@ type source struct {
 
 func (f source) demands() bool { return len(f.refs) > 0 }
 
+func consumersOf(from []source) []string {
+	names := make([]string, len(from))
+	for i, f := range from {
+		names[i] = f.consumer
+	}
+	return names
+}
+
 // readOnce is one try of readProjection. It returns errBehind if a projection has not reached its
 // refs.
 func (s *server) readOnce(ctx context.Context, tenant int64, from []source,
@@ -162,7 +170,7 @@ func (s *server) readOnce(ctx context.Context, tenant int64, from []source,
 	}
 	err = postgres.InTenant(ctx, s.projections, tenant, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly},
 		func(tx pgx.Tx) (err error) {
-			if progress, err = s.oldest(ctx, tx, tenant, from); err != nil {
+			if progress, err = s.readProgress(ctx, tx, tenant, consumersOf(from)...); err != nil {
 				return err
 			}
 			for _, f := range from {
@@ -178,22 +186,6 @@ func (s *server) readOnce(ctx context.Context, tenant int64, from []source,
 			return fn(tx)
 		})
 	return progress, err
-}
-
-// oldest returns the progress of the first source, with the AsOf of the oldest.
-func (s *server) oldest(ctx context.Context, tx pgx.Tx, tenant int64, from []source) (progress consumers.Progress, err error) {
-	for i, f := range from {
-		p, err := s.readProgress(ctx, tx, tenant, f.consumer)
-		if err != nil {
-			return progress, err
-		}
-		if i == 0 {
-			progress = p
-		} else if p.AsOf.Before(progress.AsOf) {
-			progress.AsOf = p.AsOf
-		}
-	}
-	return progress, nil
 }
 
 // readAsIf is readProjection on the projections as they would be with the entities' states from the
@@ -230,7 +222,7 @@ func (s *server) readAsIf(ctx context.Context, tenant int64, from []source,
 		if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout = '`+sessionLock+`'`); err != nil {
 			return err
 		}
-		if progress, err = s.oldest(ctx, tx, tenant, from); err != nil {
+		if progress, err = s.readProgress(ctx, tx, tenant, consumersOf(from)...); err != nil {
 			return err
 		}
 		for i, f := range from {

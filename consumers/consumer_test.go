@@ -872,7 +872,9 @@ func (r *rig) asOf() (at time.Time) {
 	r.t.Helper()
 	err := postgres.InTx(context.Background(), r.system, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		progress, err := consumers.ReadProgress(context.Background(), tx, name)
-		at = progress.AsOf
+		if err == nil {
+			at = progress[0].AsOf
+		}
 		return err
 	})
 	if err != nil {

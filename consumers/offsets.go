@@ -141,20 +141,23 @@ type Progress struct {
 	Offsets map[string]uint64
 }
 
-// ReadProgress returns the progress of the consumer, as the transaction of tx sees it.
-func ReadProgress(ctx context.Context, tx pgx.Tx, consumer string) (Progress, error) {
-	offsets, err := readOffsets(ctx, tx, consumer)
+// ReadProgress returns the progress of each of the consumers, as the transaction of tx sees it.
+func ReadProgress(ctx context.Context, tx pgx.Tx, consumers ...string) ([]Progress, error) {
+	offsets, err := readOffsets(ctx, tx, consumers...)
 	if err != nil {
-		return Progress{}, err
+		return nil, err
 	}
-	p := Progress{AsOf: asOf(offsets[consumer]), Offsets: make(map[string]uint64)}
-	for stream, o := range offsets[consumer] {
-		p.Offsets[stream] = o.Seq
-		if o.Closed {
-			p.Offsets[stream] = math.MaxUint64
+	all := make([]Progress, len(consumers))
+	for i, consumer := range consumers {
+		all[i] = Progress{AsOf: asOf(offsets[consumer]), Offsets: make(map[string]uint64)}
+		for stream, o := range offsets[consumer] {
+			all[i].Offsets[stream] = o.Seq
+			if o.Closed {
+				all[i].Offsets[stream] = math.MaxUint64
+			}
 		}
 	}
-	return p, nil
+	return all, nil
 }
 
 // asOf returns the earliest as_of of the streams that have not ended, or the Unix epoch if there
