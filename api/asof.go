@@ -100,8 +100,8 @@ func (f *freshness) of(tenant int64, wants func(aggregateType string) bool, prog
 	return time.Unix(0, 0).UTC()
 }
 
-// readProgress returns the progress of the first consumer as the transaction of tx sees it. Its AsOf
-// is the tenant's, and of several consumers that of the oldest.
+// readProgress returns the progress of the first consumer as the transaction of tx sees it. Its
+// AsOf is the tenant's, and of several consumers that of the oldest.
 func (s *server) readProgress(ctx context.Context, tx pgx.Tx, tenant int64, names ...string) (consumers.Progress, error) {
 	all, err := consumers.ReadProgress(ctx, tx, names...)
 	if err != nil {
