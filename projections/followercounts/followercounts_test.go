@@ -532,6 +532,8 @@ func TestVerifyNamesEachDifference(t *testing.T) {
 		"followercounts: tenant 3, membership 5/2: filter is member, want owner",
 		`followercounts: tenant 3, membership 5/2: attributes is {"role": "member"}, want {"role":"owner"}`,
 		"followercounts: tenant 1, counts of user 1: groups is 5, want 1",
+		`followercounts: tenant 3, counts of group 2: count of role "member" is 1, want 0`,
+		`followercounts: tenant 3, counts of group 2: count of role "owner" is 0, want 1`,
 	}
 	if diff := cmp.Diff(want, verify()); diff != "" {
 		t.Errorf("differences (-want +got):\n%s", diff)

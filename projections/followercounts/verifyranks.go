@@ -55,7 +55,7 @@ func (c comparison) verifySums(ctx context.Context, truth, projection *pgxpool.P
 		(*sumRow).compare, func(want, got *sumRow) {
 			checked++
 			of := cmp.Or(want, got)
-			c.differ(object{of.TenantID, of.Object}, sumField(of.Attribute, of.Value), sumOf(want), sumOf(got))
+			c.differ(object{of.TenantID, of.Object}, sumField(of.Attribute, of.Value), sumOf(of.Value, want), sumOf(of.Value, got))
 		})
 	return checked, err
 }
@@ -67,9 +67,13 @@ func sumField(attribute, value string) string {
 	return "count of " + attribute + " " + strconv.Quote(value)
 }
 
-func sumOf(r *sumRow) string {
+// sumOf describes an aggregate, of one value if value is not empty.
+func sumOf(value string, r *sumRow) string {
 	if r == nil {
 		r = &sumRow{}
+	}
+	if value != "" {
+		return fmt.Sprint(r.Count)
 	}
 	return fmt.Sprintf("%d with a sum of %d", r.Count, r.Sum)
 }
@@ -112,7 +116,8 @@ func (c comparison) windowSums(ctx context.Context, projection *pgxpool.Pool, se
 	var want, got sumRow
 	if _, err := pgx.ForEachRow(rows, []any{&want.TenantID, &want.Object, &want.Attribute, &want.Value, &want.Count, &want.Sum,
 		&got.Count, &got.Sum}, func() error {
-		c.differ(object{want.TenantID, want.Object}, sumField(want.Attribute, want.Value), sumOf(&want), sumOf(&got))
+		c.differ(object{want.TenantID, want.Object}, sumField(want.Attribute, want.Value), sumOf(want.Value, &want),
+			sumOf(want.Value, &got))
 		return nil
 	}); err != nil {
 		return fmt.Errorf("compare the aggregates of a window: %w", err)
