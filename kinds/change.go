@@ -1,6 +1,7 @@
 package kinds
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -43,8 +44,15 @@ func Changes(from, to *Set) []Change {
 	})
 	eachName(from.Edges, to.Edges, func(name string, was, is *Edge) {
 		k := kindDiff{d, "edges." + name, name, true}
-		if k.presence(was != nil, is != nil) {
-			k.edge(*was, *is)
+		if !k.presence(was != nil, is != nil) {
+			return
+		}
+		k.edge(*was, *is)
+		before, _ := was.Score()
+		after, _ := is.Score()
+		if child, ok := to.Ranks(*is); ok && before != after {
+			k.free("children."+child.Name+".ranked_by",
+				fmt.Sprintf("the score is %s: %s", cmp.Or(after, "the number of edges"), afterReplay))
 		}
 	})
 	eachName(from.Children, to.Children, func(name string, was, is *Child) {
@@ -140,6 +148,9 @@ func structural[V comparable](k kindDiff, name string, was, is V) {
 	}
 }
 
+// afterReplay says how children that exist come into an order.
+const afterReplay = "the order top is so after `tidings replay --consumer followercounts`"
+
 // target names what edges lead to: an object may become a kind of children of its name.
 func target(e Edge) string {
 	if e.ToChild {
@@ -170,8 +181,7 @@ func (k kindDiff) child(was, is Child) {
 	structural(k, "one_per_author", was.OnePerAuthor, is.OnePerAuthor)
 	structural(k, "partitions", was.Partitions, is.Partitions)
 	if was.RankedBy != is.RankedBy {
-		k.free(k.path+".ranked_by", fmt.Sprintf("%v → %v: the order top has the children that exist after "+
-			"`tidings replay --consumer followercounts`", orNone(was.RankedBy), orNone(is.RankedBy)))
+		k.free(k.path+".ranked_by", fmt.Sprintf("%v → %v: %s", orNone(was.RankedBy), orNone(is.RankedBy), afterReplay))
 	}
 	switch {
 	case is.Moderated && !was.Moderated:

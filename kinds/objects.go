@@ -40,27 +40,7 @@ func (f IDForm) fits(text string) bool {
 		_, err := event.ParseNumber(text)
 		return err == nil
 	case UUID:
-		return isUUID(text)
-	}
-	return true
-}
-
-func isUUID(text string) bool {
-	if len(text) != 36 {
-		return false
-	}
-	for i := range len(text) {
-		c := text[i]
-		switch i {
-		case 8, 13, 18, 23:
-			if c != '-' {
-				return false
-			}
-		default:
-			if (c < '0' || c > '9') && (c < 'a' || c > 'f') {
-				return false
-			}
-		}
+		return event.IsUUID(text)
 	}
 	return true
 }

@@ -67,6 +67,13 @@ func TestEdgesLeadToChildrenAndRankThem(t *testing.T) {
 	if diff := cmp.Diff(s, again); diff != "" {
 		t.Error(diff)
 	}
+	summed := testkit.Kinds(t, strings.Replace(answers, "ranked_by: verdict", "ranked_by: bookmark", 1))
+	weighed := testkit.Kinds(t, strings.Replace(strings.Replace(answers, "ranked_by: verdict", "ranked_by: bookmark", 1),
+		"reverse: bookmarkers}", "reverse: bookmarkers, attributes: {weight: {type: integer, aggregate: true}}}", 1))
+	if c := kinds.Changes(summed, weighed); len(c) != 2 || c[0].Path != "children.answer.ranked_by" ||
+		!strings.HasPrefix(c[0].What, "the score is weight: ") || c[0].Kind != "" {
+		t.Errorf("%+v", c)
+	}
 	more := testkit.Kinds(t, strings.Replace(answers, "[-1, 1]", "[-1, 1, 2]", 1))
 	if c := kinds.Changes(s, more); len(c) != 1 || c[0].What != "with 2" || c[0].Kind != "" {
 		t.Errorf("%+v", c)

@@ -228,31 +228,43 @@ func (r *redoing) edges(ctx context.Context, tenant int64, k kinds.Edge, events 
 }
 
 // redoChildrenSQL does the same for children. The event of a child that is not visible has no body,
-// so a body that the truth has remains. Index: children_KIND_pkey. Locks: the children, in the
-// order of the events.
+// so a body that the truth has remains. ON CONFLICT needs one unique key of all children, and a
+// kind with hash partitions has one for each. Index: children_KIND_pkey. Locks: the children, in
+// the order of the events.
 const redoChildrenSQL = `
-INSERT /* store.redo_children */ INTO {{.Table}} AS c
-       (tenant_id, child_id, object_id, {{if .Threaded}}parent_id, slug, path, {{end}}author_id, body, attributes, author_state,
-       moderation_state, version, created_at, updated_at)
-SELECT @tenant::bigint, w.child_id, w.object_id, {{if .Threaded}}w.reply_to, w.slug, w.path, {{end}}w.author_id, w.body,
-       w.attributes::jsonb, w.author_state, w.moderation_state, w.version, w.created_at, w.updated_at
-  FROM unnest(@child_ids::uuid[], @object_ids::text[], @reply_tos::uuid[], @slugs::text[], @paths::text[],
-              @author_ids::text[], @bodies::text[], @attributes::text[], @author_states::text[], @moderation_states::text[],
-              @versions::bigint[], @created_ats::timestamptz[], @updated_ats::timestamptz[]) WITH ORDINALITY
+WITH w AS MATERIALIZED (
+  SELECT * FROM unnest(@child_ids::uuid[], @object_ids::text[], @reply_tos::uuid[], @slugs::text[], @paths::text[],
+                       @author_ids::text[], @bodies::text[], @attributes::text[], @author_states::text[], @moderation_states::text[],
+                       @versions::bigint[], @created_ats::timestamptz[], @updated_ats::timestamptz[]) WITH ORDINALITY
     AS w(child_id, object_id, reply_to, slug, path, author_id, body, attributes, author_state, moderation_state, version,
          created_at, updated_at, ord)
- ORDER BY w.ord
-ON CONFLICT (tenant_id, child_id) DO UPDATE
-   SET (body, attributes, author_state, moderation_state, version, updated_at) =
-       (SELECT CASE WHEN n.kept THEN c.body ELSE n.body END, CASE WHEN n.kept THEN c.attributes ELSE n.attributes END,
-               n.author_state, n.moderation_state, n.version, n.updated_at
-          FROM (VALUES (excluded.body, excluded.attributes, excluded.author_state, excluded.moderation_state, excluded.version,
-                        excluded.updated_at, excluded.author_state <> 'ERASED' AND excluded.body = ''))
-            AS n(body, attributes, author_state, moderation_state, version, updated_at, kept)
-         WHERE c.version < n.version
-         UNION ALL
-        SELECT c.body, c.attributes, c.author_state, c.moderation_state, c.version + 1, c.updated_at WHERE c.version >= excluded.version)
-RETURNING c.child_id::text, c.version`
+), held AS MATERIALIZED (
+  SELECT w.*, w.author_state <> 'ERASED' AND w.body = '' AS kept
+    FROM w JOIN {{.Table}} c ON c.tenant_id = @tenant::bigint AND c.child_id = w.child_id
+   ORDER BY w.ord
+     FOR UPDATE OF c
+), changed AS (
+  UPDATE {{.Table}} c
+     SET (body, attributes, author_state, moderation_state, version, updated_at) =
+         (SELECT CASE WHEN n.kept THEN c.body ELSE n.body END, CASE WHEN n.kept THEN c.attributes ELSE n.attributes::jsonb END,
+                 n.author_state, n.moderation_state, n.version, n.updated_at
+           WHERE c.version < n.version
+           UNION ALL
+          SELECT c.body, c.attributes, c.author_state, c.moderation_state, c.version + 1, c.updated_at WHERE c.version >= n.version)
+    FROM held n
+   WHERE c.tenant_id = @tenant::bigint AND c.child_id = n.child_id
+  RETURNING c.child_id, c.version
+), made AS (
+  INSERT /* store.redo_children */ INTO {{.Table}}
+         (tenant_id, child_id, object_id, {{if .Threaded}}parent_id, slug, path, {{end}}author_id, body, attributes, author_state,
+         moderation_state, version, created_at, updated_at)
+  SELECT @tenant::bigint, w.child_id, w.object_id, {{if .Threaded}}w.reply_to, w.slug, w.path, {{end}}w.author_id, w.body,
+         w.attributes::jsonb, w.author_state, w.moderation_state, w.version, w.created_at, w.updated_at
+    FROM w WHERE NOT EXISTS (SELECT FROM held h WHERE h.child_id = w.child_id)
+   ORDER BY w.ord
+  RETURNING child_id, version
+)
+SELECT child_id::text, version FROM changed UNION ALL SELECT child_id::text, version FROM made`
 
 func (r *redoing) children(ctx context.Context, tenant int64, k kinds.Child, events []event.Event) error {
 	shape := shapeOf(k)

@@ -2,11 +2,13 @@ package store
 
 import (
 	"encoding/json"
+	"fmt"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
@@ -82,5 +84,43 @@ func TestALostReviewLosesToOneThatIsBeingWritten(t *testing.T) {
 	}
 	if lost != "DELETED2" || states != "created1 edited2" {
 		t.Errorf("the lost review is %s, its events are %s", lost, states)
+	}
+}
+
+// TestLostChildrenOfAPartitionedKindAreRedone has a child that is gone, one that the truth has at
+// an earlier version, and one that it has at a later one.
+func TestLostChildrenOfAPartitionedKindAreRedone(t *testing.T) {
+	system := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	set := testkit.Kinds(t, `children: {note: {plural: notes, parent: post, partitions: 4}}`)
+	for _, made := range kinds.Truth.MakeTables(set) {
+		if _, err := system.Exec(t.Context(), made.SQL, made.Args...); err != nil {
+			t.Fatal(made.What, err)
+		}
+	}
+	s := New(system, nil)
+	note := func(n, version int64, body string) event.Event {
+		at := event.Time{Time: time.Now().UTC().Truncate(time.Microsecond)}
+		e, err := ChildEvent(set.Children["note"], &State[event.Child]{TenantID: 1, Object: event.Child{
+			ID: fmt.Sprintf("01a20a2e-ca7d-7255-91a9-%012d", n), Parent: event.IDOf(n), AuthorID: "7", Body: body,
+			AuthorState: event.AuthorActive, ModerationState: event.ModerationNone, Version: version, CreatedAt: at, UpdatedAt: at,
+			Actor: "tester"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.OccurredAt = at.Time
+		return e
+	}
+	redo := func(want int, events ...event.Event) {
+		t.Helper()
+		if overtaken, err := s.RedoFromHistory(t.Context(), set, events, "restore"); err != nil || overtaken != want {
+			t.Fatalf("overtaken %d, want %d, %v", overtaken, want, err)
+		}
+	}
+	redo(0, note(1, 1, "first"), note(2, 5, "later"))
+	redo(1, note(3, 1, "lost"), note(1, 2, "edited"), note(2, 3, "earlier"))
+	rows, _ := system.Query(t.Context(), `SELECT body || version FROM children_note ORDER BY child_id`)
+	got, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if diff := cmp.Diff([]string{"edited2", "later6", "lost1"}, got); diff != "" || err != nil {
+		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}
 }

@@ -306,15 +306,19 @@ func (c *changes) edgeArgs(keys []key, last map[key]state) postgres.Args {
 	n := len(keys)
 	tenants, froms, tos := make([]int64, n), make([]event.ID, n), make([]event.ID, n)
 	actives, versions, positions, hashes := make([]bool, n), make([]int64, n), make([]time.Time, n), make([]int32, n)
-	filters, attributes := make([]*string, n), make([]*string, n)
+	var filters, attributes []*string // nil if no edge has attributes
 	for i, k := range keys {
 		s := last[k]
 		tenants[i], froms[i], tos[i] = k.tenant, k.from, k.to
 		actives[i], versions[i], positions[i], hashes[i] = s.active, s.version, s.positionedAt, shardHash(k.from)
-		if s.attributes != nil {
-			text := string(s.attributes)
-			filters[i], attributes[i] = s.filter, &text
+		if s.attributes == nil {
+			continue
 		}
+		if attributes == nil {
+			filters, attributes = make([]*string, n), make([]*string, n)
+		}
+		text := string(s.attributes)
+		filters[i], attributes[i] = s.filter, &text
 	}
 	return postgres.Args{
 		"kind": c.kind.Name, "tenants": tenants, "froms": froms, "tos": tos, "actives": actives, "versions": versions,
