@@ -113,7 +113,7 @@ var madeTable = regexp.MustCompile(`(?m)^CREATE TABLE (?:IF NOT EXISTS )?([a-z_]
 func nextMigrations(t *testing.T, root string, files map[string]string) {
 	t.Helper()
 	dir, columns := t.TempDir(), 0
-	for _, set := range []migrations.Set{migrations.Truth, migrations.Projections, migrations.Consumers} {
+	for _, set := range []migrations.Set{migrations.Outbox, migrations.Truth, migrations.Projections, migrations.Consumers} {
 		made, err := filepath.Glob(filepath.Join(root, "migrations", string(set), "*.sql"))
 		if err != nil || len(made) == 0 {
 			t.Fatalf("%d migrations of %s, %v", len(made), set, err)

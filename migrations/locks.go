@@ -47,7 +47,7 @@ func upFrom(ctx context.Context, url string, set Set, files fs.FS, schema string
 			defer close(done)
 			watch(watching, cfg, log)
 		}()
-		n, err := up(ctx, conn, set, files)
+		n, err := up(ctx, conn, set, files, schema)
 		stop()
 		<-done
 		if applied += n; !postgres.IsLockTimeout(err) {

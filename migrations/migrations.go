@@ -21,15 +21,17 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-//go:embed truth/*.sql consumers/*.sql projections/*.sql
+//go:embed outbox/*.sql truth/*.sql consumers/*.sql projections/*.sql
 var files embed.FS
 
 // Set names one of the schemas. All may be in one database.
 type Set string
 
-// The sets. Projections includes Consumers. UpConsumers applies Consumers alone, for programs that
+// The sets. Truth includes Outbox, and Projections includes Consumers. Outbox alone is for a
+// database that has events of others only. UpConsumers applies Consumers alone, for programs that
 // build their own projections.
 const (
+	Outbox      Set = "outbox"
 	Truth       Set = "truth"
 	Projections Set = "projections"
 	Consumers   Set = "consumers"
@@ -37,6 +39,17 @@ const (
 
 // ErrOutdated reports a database whose schema is older than this program. Run `tidings migrate`.
 var ErrOutdated = errors.New("migrations: the schema is older than this program; run `tidings migrate`")
+
+// included returns the set that s includes, or "".
+func (s Set) included() Set {
+	switch s {
+	case Truth:
+		return Outbox
+	case Projections:
+		return Consumers
+	}
+	return ""
+}
 
 func (s Set) table() string { return "tidings_" + string(s) + "_migrations" }
 
@@ -48,15 +61,17 @@ func (s Set) fs() fs.FS {
 	return sub
 }
 
-// Up applies the missing migrations of the set (Consumers before Projections) under an advisory
-// lock, and returns how many it applied. It connects with the login of url, which must own the
-// tables and be allowed to create roles. If other sessions hold locks that it needs, it logs them
-// and retries until ctx ends (locks.go).
+// Up applies the missing migrations of the set, after those of the set that it includes, under an
+// advisory lock, and returns how many it applied. It makes the roles that are missing. It connects
+// with the login of url, which must own the tables. If it may not make a role, Up returns a
+// *NeedsError. If other sessions hold locks that it needs, it logs them and retries until ctx ends
+// (locks.go).
 func Up(ctx context.Context, url string, set Set, log *slog.Logger) (int, error) {
 	return UpIn(ctx, url, set, "", log)
 }
 
-// UpIn is Up for tables in another schema, which must exist; "" is the login's default schema.
+// UpIn is Up for tables in another schema, which it makes if it is missing; "" is the login's
+// default schema.
 func UpIn(ctx context.Context, url string, set Set, schema string, log *slog.Logger) (int, error) {
 	n, err := upFrom(ctx, url, set, set.fs(), schema, log)
 	if err != nil {
@@ -65,24 +80,31 @@ func UpIn(ctx context.Context, url string, set Set, schema string, log *slog.Log
 	return n, nil
 }
 
-func up(ctx context.Context, conn *pgx.Conn, set Set, files fs.FS) (int, error) {
-	sets, before := []Set{set}, 0
-	if set == Projections {
-		var err error
-		if before, err = apply(ctx, conn, Consumers, Consumers.fs()); err != nil {
-			return before, err
-		}
-		sets = append(sets, Consumers)
+func up(ctx context.Context, conn *pgx.Conn, set Set, files fs.FS, schema string) (n int, err error) {
+	sets := []Set{set}
+	if in := set.included(); in != "" {
+		sets = []Set{in, set}
 	}
-	n, err := apply(ctx, conn, set, files)
-	if n += before; err != nil {
-		return n, err
-	}
-	if err := makeKinds(ctx, conn, set); err != nil {
-		return n, err
+	if err := prepare(ctx, conn, set.roles(), schema); err != nil {
+		return 0, err
 	}
 	for _, s := range sets {
-		if err := run(ctx, conn, fmt.Sprintf(rightsSQL, s.table(), s.worker())); err != nil {
+		of := s.fs()
+		if s == set {
+			of = files
+		}
+		applied, err := apply(ctx, conn, s, of)
+		if n += applied; err != nil {
+			return n, err
+		}
+	}
+	if set != Outbox {
+		if err := makeKinds(ctx, conn, set); err != nil {
+			return n, err
+		}
+	}
+	for _, s := range sets {
+		if err := run(ctx, conn, fmt.Sprintf(rightsSQL, s.table(), list(set.readers()), list(set.roles()))); err != nil {
 			return n, err
 		}
 	}
@@ -103,27 +125,23 @@ func UpConsumers(ctx context.Context, pool *pgxpool.Pool) error {
 	return nil
 }
 
-// worker returns the role of the processes that work on the set's tables, beside the API and the
-// archiver.
-func (s Set) worker() postgres.Role {
-	if s == Truth {
-		return postgres.RoleRelay
-	}
-	return postgres.RoleConsumer
-}
-
-// rightsSQL grants the rights that Check needs. It revokes the rights with which a login could put
-// its own object before one that a function of the owner names: temporary objects, and permanent
-// ones if everybody may create in the schema (public, before PostgreSQL 15). A repair of the stream
-// needs a temporary table. Up runs it every time, because a dump or a clone of the database does
-// not have the rights on the database itself. If the login owns neither database nor schema,
-// PostgreSQL warns and leaves their rights as they are. The lock serializes concurrent runs:
-// PostgreSQL refuses the second of two concurrent changes.
+// rightsSQL grants the rights that Check needs, and the use of the schema. It revokes the rights
+// with which a login could put its own object before one that a function of the owner names:
+// temporary objects, and permanent ones if everybody may create in the schema (public, before
+// PostgreSQL 15). A repair of the stream needs a temporary table. Up runs it every time, because a
+// dump or a clone of the database does not have the rights on the database itself. If the login owns
+// neither database nor schema, PostgreSQL warns and leaves their rights as they are. The lock
+// serializes concurrent runs: PostgreSQL refuses the second of two concurrent changes.
+// concurrent runs: PostgreSQL refuses the second of two concurrent changes.
 const rightsSQL = `
 DO $$ BEGIN
   PERFORM pg_advisory_xact_lock(x'74647267'::bigint); -- "tdrg"
-  GRANT SELECT ON %s TO tidings_api, tidings_system, %s;
+  GRANT SELECT ON %[1]s TO %[2]s;
   EXECUTE format('REVOKE CREATE ON SCHEMA %%I FROM PUBLIC', current_schema());
+  IF NOT (SELECT bool_and(has_schema_privilege(r, current_schema(), 'USAGE'))
+            FROM unnest(string_to_array('%[3]s', ', ')) r) THEN
+    EXECUTE format('GRANT USAGE ON SCHEMA %%I TO %[3]s', current_schema());
+  END IF;
   EXECUTE format('REVOKE TEMPORARY ON DATABASE %%I FROM PUBLIC', current_database());
   EXECUTE format('GRANT TEMPORARY ON DATABASE %%I TO tidings_system', current_database());
 END $$`
@@ -140,8 +158,8 @@ func Latest(set Set) int64 {
 // Check returns ErrOutdated unless the database has every migration of the set. It accepts a newer
 // schema, because migrations expand first.
 func Check(ctx context.Context, pool *pgxpool.Pool, set Set) error {
-	if set == Projections {
-		if err := Check(ctx, pool, Consumers); err != nil {
+	if in := set.included(); in != "" {
+		if err := Check(ctx, pool, in); err != nil {
 			return err
 		}
 	}

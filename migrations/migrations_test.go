@@ -36,7 +36,7 @@ func pool(t *testing.T, url string, role postgres.Role) *pgxpool.Pool {
 // TestTheFilesAreNumberedFromOneOn holds what apply relies on: a file's number is above those of
 // all files that a database may have.
 func TestTheFilesAreNumberedFromOneOn(t *testing.T) {
-	for _, set := range []migrations.Set{migrations.Truth, migrations.Consumers, migrations.Projections} {
+	for _, set := range []migrations.Set{migrations.Outbox, migrations.Truth, migrations.Consumers, migrations.Projections} {
 		names, err := filepath.Glob(string(set) + "/*.sql")
 		if err != nil || len(names) == 0 {
 			t.Fatalf("%s: %d files, %v", set, len(names), err)
@@ -53,7 +53,7 @@ func TestUp(t *testing.T) {
 	url := testkit.EmptyPostgres(t).URL
 	ctx := t.Context()
 	owner := pool(t, url, postgres.RoleOwner)
-	for _, set := range []migrations.Set{migrations.Truth, migrations.Projections} {
+	for _, set := range []migrations.Set{migrations.Outbox, migrations.Truth, migrations.Projections} {
 		if err := migrations.Check(ctx, owner, set); !errors.Is(err, migrations.ErrOutdated) {
 			t.Errorf("check of an empty database, %s: %v, want ErrOutdated", set, err)
 		}
@@ -64,7 +64,7 @@ func TestUp(t *testing.T) {
 	applied := 0
 	for i := range 4 {
 		wg.Go(func() {
-			sets := []migrations.Set{migrations.Truth, migrations.Projections}
+			sets := []migrations.Set{migrations.Outbox, migrations.Truth, migrations.Projections}
 			if i%2 == 1 {
 				slices.Reverse(sets)
 			}

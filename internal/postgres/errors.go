@@ -19,6 +19,9 @@ const (
 	codeDeadlockDetected     = "40P01"
 	codeLockNotAvailable     = "55P03"
 	codeUndefinedTable       = "42P01"
+	codeDuplicateObject      = "42710"
+	codeDuplicateSchema      = "42P06"
+	codePermission           = "42501"
 	codeUndefinedDatabase    = "3D000"
 	classConnection          = "08"
 	classData                = "22"
@@ -75,6 +78,18 @@ func IsLockTimeout(err error) bool { return state(err) == codeLockNotAvailable }
 
 // IsUndefinedTable reports a table that does not exist, for example before the first migration.
 func IsUndefinedTable(err error) bool { return state(err) == codeUndefinedTable }
+
+// IsDuplicate reports that another session has made the same role, schema or row.
+func IsDuplicate(err error) bool {
+	switch state(err) {
+	case codeDuplicateObject, codeDuplicateSchema, codeUniqueViolation:
+		return true
+	}
+	return false
+}
+
+// IsPermission reports that the role lacks a right, or that row-level security refused a row.
+func IsPermission(err error) bool { return state(err) == codePermission }
 
 // IsLogin reports that the server refused the login: a wrong password, an unknown user or an
 // unknown database.

@@ -90,6 +90,17 @@ func (db *DB) Through(t testing.TB, p *Proxy) *DB {
 	return &DB{URL: withHost(t, db.URL, p)}
 }
 
+// In returns the same database with the search_path of a schema.
+func (db *DB) In(t testing.TB, schema string) *DB {
+	t.Helper()
+	u, err := url.Parse(db.URL)
+	check(t, "read the database's URL", err)
+	q := u.Query()
+	q.Set("search_path", schema)
+	u.RawQuery = q.Encode()
+	return &DB{URL: u.String()}
+}
+
 // Pool returns a pool that acts as role. The end of the test closes it. The server does not end its
 // idle transactions, because a test may hold one for as long as a busy machine needs for the rest.
 func (db *DB) Pool(t testing.TB, role postgres.Role) *pgxpool.Pool {

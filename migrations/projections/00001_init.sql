@@ -1,5 +1,6 @@
 -- +goose Up
 -- The projections: all that the consumers write, but for what they keep for themselves (../consumers), which comes first. Every table here but the histories can be rebuilt from the stream or the truth.
+-- The roles are those of the truth (../truth), and tidings_consumer, the consumers: they write read tables and offsets of all tenants.
 
 -- ==== Tables ====
 
@@ -194,31 +195,6 @@ CREATE INDEX consumer_dead_letter_operations_requested_idx ON consumer_dead_lett
 CREATE INDEX consumer_dead_letter_operations_group_idx ON consumer_dead_letter_operations ((filter ->> 'group'), requested_at);
 CREATE UNIQUE INDEX projection_kinds_head_idx ON projection_kinds (tenant_id, name) WHERE version_state IN ('LATEST', 'DELETED');
 
--- ==== Roles ====
-
--- The same as in the truth, where they are explained, and
---   tidings_consumer  the consumers: write read tables and offsets of all tenants
--- +goose StatementBegin
-DO $$
-DECLARE r text;
-BEGIN
-  FOREACH r IN ARRAY ARRAY['tidings_system', 'tidings_api', 'tidings_consumer', 'tidings_reader'] LOOP
-    IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = r) THEN
-      BEGIN
-        EXECUTE format('CREATE ROLE %I NOLOGIN', r);
-      EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL;
-      END;
-    END IF;
-    IF r IN ('tidings_api', 'tidings_system') AND NOT pg_has_role(current_user, r, 'MEMBER') THEN
-      EXECUTE format('GRANT %I TO %I', r, current_user);
-    END IF;
-    IF r IN ('tidings_consumer', 'tidings_reader') AND NOT pg_has_role('tidings_system', r, 'MEMBER') THEN
-      EXECUTE format('GRANT %I TO tidings_system', r);
-    END IF;
-  END LOOP;
-END $$;
--- +goose StatementEnd
-
 -- ==== Row-level security ====
 
 -- +goose StatementBegin
@@ -253,11 +229,11 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON consumer_pauses TO tidings_system;
 GRANT SELECT, INSERT, UPDATE, DELETE ON consumer_offsets, consumer_dead_letters, leases, lease_members, retention_cursors TO tidings_system;
 
 GRANT SELECT ON consumer_offsets, consumer_pauses, consumer_dead_letters, consumer_dead_letter_actions, consumer_dead_letter_operations, leases, lease_members, projection_kinds,
-  retention_cursors, tidings_consumers_migrations, tidings_projections_migrations TO tidings_reader;
+  retention_cursors TO tidings_reader;
 
 -- ==== Functions ====
 
--- The search_path of the functions from here on: see the truth.
+-- The search_path of the functions from here on: see the outbox.
 SELECT set_config('search_path', format('%I, pg_temp', current_schema()), true);
 
 -- open_read_table gives a table of a projection its policies, by its column tenant_id, and its rights. The API writes only in transactions that it

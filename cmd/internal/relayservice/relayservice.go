@@ -55,12 +55,12 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 	ops := daemon.NewOps("relay", cfg.OpsAddr, reg, log)
 	ops.Ready("relay", r.Ready)
 	ops.Ready("postgres", pool.Ping)
-	ops.Ready("schema", migrations.Ready(pool, migrations.Truth))
+	ops.Ready("schema", migrations.Ready(pool, migrations.Outbox))
 
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return ops.Run(ctx) })
 	g.Go(func() error {
-		if err := migrations.Await(ctx, pool, migrations.Truth, log); err != nil {
+		if err := migrations.Await(ctx, pool, migrations.Outbox, log); err != nil {
 			return err
 		}
 		return r.Run(ctx)

@@ -23,7 +23,7 @@ func TestTheRelayWaitsForServersAndTheSchema(t *testing.T) {
 	db, nats := testkit.Postgres(t), testkit.NATS(t)
 	owner := db.Pool(t, postgres.RoleOwner)
 	// The state before the first migration.
-	if _, err := owner.Exec(t.Context(), `ALTER TABLE tidings_truth_migrations RENAME TO held`); err != nil {
+	if _, err := owner.Exec(t.Context(), `ALTER TABLE tidings_outbox_migrations RENAME TO held`); err != nil {
 		t.Fatal(err)
 	}
 	dbURL, openDB := testkit.Gate(t, db.URL)
@@ -55,7 +55,7 @@ func TestTheRelayWaitsForServersAndTheSchema(t *testing.T) {
 	ready(http.StatusServiceUnavailable, "")
 	openDB()
 	ready(http.StatusServiceUnavailable, "run `tidings migrate`")
-	if _, err := owner.Exec(t.Context(), `ALTER TABLE held RENAME TO tidings_truth_migrations`); err != nil {
+	if _, err := owner.Exec(t.Context(), `ALTER TABLE held RENAME TO tidings_outbox_migrations`); err != nil {
 		t.Fatal(err)
 	}
 	openNATS()
