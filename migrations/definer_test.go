@@ -123,22 +123,17 @@ func TestFunctionsFindOnlyTheObjectsOfTheirSchema(t *testing.T) {
 	})
 }
 
-func TestNobodyButTheSystemMakesTemporaryTables(t *testing.T) {
+func TestUpChangesNoRightOnTheDatabase(t *testing.T) {
 	migrated := testkit.EmptyPostgres(t).URL
 	for _, set := range []migrations.Set{migrations.Truth, migrations.Projections} {
 		if _, err := migrations.Up(t.Context(), migrated, set, testkit.Logger(t)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for name, url := range map[string]string{"a migrated database": migrated, "a test's database": testkit.Postgres(t).URL} {
-		var who []string
-		if err := pool(t, url, postgres.RoleOwner).QueryRow(t.Context(), `
-			SELECT array_agg(CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END)
-			  FROM pg_database d, aclexplode(coalesce(d.datacl, acldefault('d', d.datdba))) a
-			 WHERE d.datname = current_database() AND a.privilege_type = 'TEMPORARY' AND a.grantee <> d.datdba`).Scan(&who); err != nil ||
-			!slices.Equal(who, []string{"tidings_system"}) {
-			t.Errorf("%s: %v make temporary tables, want tidings_system: %v", name, who, err)
-		}
+	var rights *string
+	if err := pool(t, migrated, postgres.RoleOwner).QueryRow(t.Context(), `
+		SELECT datacl::text FROM pg_database WHERE datname = current_database()`).Scan(&rights); err != nil || rights != nil {
+		t.Errorf("the rights on the database are %q, %v; want those of a new database", *rights, err)
 	}
 }
 
@@ -237,6 +232,30 @@ var attacks = map[string]func([]relation) string{
 		}
 		return b.String()
 	},
+	"functions and operators": func([]relation) string {
+		return `
+			CREATE FUNCTION pg_temp.now() RETURNS timestamptz LANGUAGE plpgsql AS $f$ BEGIN PERFORM pg_temp.ran('now'); RETURN NULL; END $f$;
+			CREATE FUNCTION pg_temp.octet_length(text) RETURNS int LANGUAGE plpgsql AS
+			$f$ BEGIN PERFORM pg_temp.ran('octet_length'); RETURN 0; END $f$;
+			CREATE FUNCTION pg_temp.md5(text) RETURNS text LANGUAGE plpgsql AS
+			$f$ BEGIN PERFORM pg_temp.ran('md5'); RETURN ''; END $f$;
+			CREATE FUNCTION pg_temp.format(text, VARIADIC text[]) RETURNS text LANGUAGE plpgsql AS
+			$f$ BEGIN PERFORM pg_temp.ran('format'); RETURN 'SELECT 1'; END $f$;
+			CREATE FUNCTION pg_temp.nextval(regclass) RETURNS bigint LANGUAGE plpgsql AS
+			$f$ BEGIN PERFORM pg_temp.ran('nextval'); RETURN 1; END $f$;
+			CREATE FUNCTION pg_temp.child_event_fits(bigint, text, text, jsonb) RETURNS boolean LANGUAGE plpgsql AS
+			$f$ BEGIN RETURN pg_temp.ran('child_event_fits'); END $f$;
+			CREATE FUNCTION pg_temp.outbox_messages_columns() RETURNS text LANGUAGE plpgsql AS
+			$f$ BEGIN PERFORM pg_temp.ran('outbox_messages_columns'); RETURN 'id'; END $f$;
+			CREATE FUNCTION pg_temp.outbox_range_table(bigint, bigint) RETURNS text LANGUAGE plpgsql AS
+			$f$ BEGIN PERFORM pg_temp.ran('outbox_range_table'); RETURN 'x'; END $f$;
+			CREATE FUNCTION pg_temp.same(bigint, bigint) RETURNS boolean LANGUAGE plpgsql AS $f$ BEGIN RETURN pg_temp.ran('='); END $f$;
+			CREATE FUNCTION pg_temp.same(text, text) RETURNS boolean LANGUAGE plpgsql AS $f$ BEGIN RETURN pg_temp.ran('='); END $f$;
+			CREATE OPERATOR pg_temp.= (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = pg_temp.same);
+			CREATE OPERATOR pg_temp.= (LEFTARG = text, RIGHTARG = text, FUNCTION = pg_temp.same);
+			CREATE OPERATOR pg_temp.<> (LEFTARG = text, RIGHTARG = text, FUNCTION = pg_temp.same);
+			CREATE OPERATOR pg_temp.~ (LEFTARG = text, RIGHTARG = text, FUNCTION = pg_temp.same);`
+	},
 	// Functions and operators are never searched in the temporary schema. Types are: a domain's
 	// check runs at every assignment.
 	"types": func([]relation) string {
@@ -265,9 +284,6 @@ func TestNoCallerHijacksAFunctionThatRunsAsItsOwner(t *testing.T) { hijack(t, "p
 // hijack attacks each function that runs as its owner, in one schema.
 func hijack(t *testing.T, schema string) {
 	inHome(t, schema, func(t *testing.T, h home) {
-		// The attack tests without the first defense.
-		h.exec(t, `DO $$ BEGIN EXECUTE format('GRANT TEMPORARY ON DATABASE %I TO tidings_api, tidings_system, tidings_writer',
-			current_database()); END $$`)
 		for _, name := range []string{"find_token", "changed_tokens", "child_event_fits", "outbox_range_archive",
 			"outbox_range_drop", "outbox_archive_late", "outbox_delivered",
 			"let_api_lock_shelf", "make_edges_to_children"} { // in this order
@@ -291,6 +307,59 @@ func hijack(t *testing.T, schema string) {
 			t.Errorf("%d attacks", attacked)
 		}
 	})
+}
+
+// A writer's temporary objects do not change what its INSERT into the outbox does: the policies, the
+// defaults and the constraints were bound to their objects when they were created.
+func TestNoWriterHijacksItsOwnInsert(t *testing.T) {
+	const guest = "a guest"
+	db := testkit.EmptyPostgres(t)
+	if _, err := migrations.UpIn(t.Context(), db.URL, migrations.Outbox, guest, testkit.Logger(t)); err != nil {
+		t.Fatal(err)
+	}
+	hijackInserts(t, db.In(t, `"`+guest+`"`).URL, `"`+guest+`"`)
+	hijackInserts(t, testkit.Postgres(t).URL, "public")
+}
+
+func hijackInserts(t *testing.T, url, schema string) {
+	owner := pool(t, url, postgres.RoleOwner)
+	rows, _ := owner.Query(t.Context(), relationsSQL, schema)
+	relations, err := pgx.CollectRows(rows, pgx.RowToStructByName[relation])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, attack := range attacks {
+		cfg, err := pgx.ParseConfig(url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg.RuntimeParams["role"] = string(postgres.RoleWriter)
+		cfg.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) { t.Errorf("%s, %s: %s", schema, name, n.Message) }
+		conn, err := pgx.ConnectConfig(t.Context(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = conn.Close(context.WithoutCancel(t.Context())) }()
+		if _, err := conn.Exec(t.Context(), ranSQL+attack(relations)); err != nil {
+			t.Fatalf("%s of the writer's: %v", name, err)
+		}
+		insert := func(aggregate string) error {
+			_, err := conn.Exec(t.Context(), `INSERT INTO `+schema+`.outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+				VALUES (1, '`+aggregate+`', 'hijack', 'created', '{}')`)
+			return err
+		}
+		if err := insert("order"); err != nil {
+			t.Errorf("%s, %s: %v", schema, name, err)
+		}
+		if err := insert("heartbeat"); !postgres.IsPermission(err) {
+			t.Errorf("%s, %s: a heartbeat of a writer: %v", schema, name, err)
+		}
+	}
+	var sound int
+	if err := owner.QueryRow(t.Context(), `SELECT count(*) FROM `+schema+`.outbox_messages WHERE aggregate_id = 'hijack'
+		AND event_id IS NOT NULL AND id < 1000 AND occurred_at > now() - interval '1 hour'`).Scan(&sound); err != nil || sound != len(attacks) {
+		t.Errorf("%s: %d events, %v; want %d", schema, sound, err, len(attacks))
+	}
 }
 
 // attack calls the function with and without the caller's own objects in its path, and compares the

@@ -125,14 +125,13 @@ func UpConsumers(ctx context.Context, pool *pgxpool.Pool) error {
 	return nil
 }
 
-// rightsSQL grants the rights that Check needs, and the use of the schema. It revokes the rights
-// with which a login could put its own object before one that a function of the owner names:
-// temporary objects, and permanent ones if everybody may create in the schema (public, before
-// PostgreSQL 15). A repair of the stream needs a temporary table. Up runs it every time, because a
-// dump or a clone of the database does not have the rights on the database itself. If the login owns
-// neither database nor schema, PostgreSQL warns and leaves their rights as they are. The lock
-// serializes concurrent runs: PostgreSQL refuses the second of two concurrent changes.
-// concurrent runs: PostgreSQL refuses the second of two concurrent changes.
+// rightsSQL grants the rights that Check needs, and the use of the schema. If everybody may create
+// objects in the schema (public, before PostgreSQL 15), it revokes that right, with which a login
+// could put its own object before one that a function of the owner names. Rights on the database
+// stay as they are: a temporary object comes last in the search_path of each function. Up runs it
+// every time, because an administrator may have changed the rights. If the login does not own the
+// schema, PostgreSQL warns and leaves its rights as they are. The lock serializes concurrent runs:
+// PostgreSQL refuses the second of two concurrent changes.
 const rightsSQL = `
 DO $$ BEGIN
   PERFORM pg_advisory_xact_lock(x'74647267'::bigint); -- "tdrg"
@@ -142,8 +141,6 @@ DO $$ BEGIN
             FROM unnest(string_to_array('%[3]s', ', ')) r) THEN
     EXECUTE format('GRANT USAGE ON SCHEMA %%I TO %[3]s', current_schema());
   END IF;
-  EXECUTE format('REVOKE TEMPORARY ON DATABASE %%I FROM PUBLIC', current_database());
-  EXECUTE format('GRANT TEMPORARY ON DATABASE %%I TO tidings_system', current_database());
 END $$`
 
 // Latest returns the version of the set that this program needs.

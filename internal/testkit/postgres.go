@@ -361,13 +361,7 @@ func cloneDB(t testing.TB, s server) *DB {
 // clone copies files. That is half the work of the default strategy, which writes each page to the
 // WAL.
 func clone(ctx context.Context, conn *pgx.Conn, template, name string) error {
-	if _, err := conn.Exec(ctx, `CREATE DATABASE `+name+` TEMPLATE `+pgx.Identifier{template}.Sanitize()+
-		` STRATEGY file_copy`); err != nil {
-		return err
-	}
-	// CREATE DATABASE does not copy the rights on the template itself, so clone sets them as
-	// migrations.Up does.
-	_, err := conn.Exec(ctx, `REVOKE TEMPORARY ON DATABASE `+name+` FROM PUBLIC; GRANT TEMPORARY ON DATABASE `+name+` TO tidings_system`)
+	_, err := conn.Exec(ctx, `CREATE DATABASE `+name+` TEMPLATE `+pgx.Identifier{template}.Sanitize()+` STRATEGY file_copy`)
 	return err
 }
 
@@ -417,7 +411,6 @@ func (db *DB) Copy(t testing.TB) *DB {
 			terminate,
 			`CREATE DATABASE ` + name + ` TEMPLATE ` + from,
 			`ALTER DATABASE ` + from + ` ALLOW_CONNECTIONS true`,
-			`REVOKE TEMPORARY ON DATABASE ` + name + ` FROM PUBLIC`, `GRANT TEMPORARY ON DATABASE ` + name + ` TO tidings_system`,
 		} {
 			_, err := conn.Exec(ctx, sql)
 			if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == "55006" { // object_in_use: by an older connection attempt

@@ -99,10 +99,6 @@ SELECT format('row security is off for the table %s, which has rows of tenants',
   FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'tenant_id' AND NOT a.attisdropped
  WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition AND NOT c.relrowsecurity
    AND has_table_privilege('tidings_api', c.oid, 'SELECT') ORDER BY 1`},
-	{Name: "temporary-tables", Severity: Warning, sql: `
-SELECT format('every login can create temporary tables in the database %I', datname), 'run tidings migrate as the owner of the database'
-  FROM pg_database WHERE datname = current_database()
-   AND (datacl IS NULL OR EXISTS (SELECT FROM aclexplode(datacl) WHERE grantee = 0 AND privilege_type = 'TEMPORARY'))`},
 }
 
 // oldTransaction is the age in seconds at which a transaction is a finding. Of Tidings'

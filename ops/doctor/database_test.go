@@ -87,9 +87,6 @@ func TestEveryCheckFindsItsIllness(t *testing.T) {
 			`ALTER ROLE tidings_api NOBYPASSRLS`},
 		{"row-security", "ALTER TABLE edges ENABLE", `ALTER TABLE edges DISABLE ROW LEVEL SECURITY`,
 			`ALTER TABLE edges ENABLE ROW LEVEL SECURITY`},
-		{"temporary-tables", "tidings migrate", `DO $$ BEGIN EXECUTE format('GRANT TEMP ON DATABASE %I TO PUBLIC',
-			current_database()); END $$`,
-			`DO $$ BEGIN EXECUTE format('REVOKE TEMP ON DATABASE %I FROM PUBLIC', current_database()); END $$`},
 		{"dead-rows", "VACUUM dead", `CREATE TABLE dead (a int) WITH (autovacuum_enabled = off);;INSERT INTO dead
 			SELECT generate_series(1, 20001);;DELETE FROM dead;;
 			SELECT pg_stat_force_next_flush();;SELECT 1`, `DROP TABLE dead`},
