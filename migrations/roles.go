@@ -12,6 +12,9 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
+// ErrForeign reports a schema that has tables of others. Choose another one.
+var ErrForeign = errors.New("migrations: the schema has tables of others; choose another with --schema")
+
 // NeedsError reports rights that the login does not have. Nothing has changed.
 type NeedsError struct {
 	Login      string
@@ -69,11 +72,26 @@ SELECT statement FROM (
   UNION ALL
   SELECT 4, format('CREATE SCHEMA %I AUTHORIZATION %I', @schema::text, current_user)
    WHERE @schema <> '' AND to_regnamespace(quote_ident(@schema)) IS NULL
+  UNION ALL
+  SELECT 5, format('ALTER SCHEMA %I OWNER TO %I', nspname, current_user) FROM pg_namespace
+   WHERE nspname = @schema AND NOT pg_has_role(nspowner, 'USAGE')
 ) AS missing (step, statement) ORDER BY step, statement`
 
+// foreignSQL counts the relations of a schema that has no migrations of ours.
+const foreignSQL = `
+SELECT count(*) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE n.nspname = $1 AND NOT EXISTS (SELECT FROM pg_class m WHERE m.relnamespace = n.oid AND m.relname LIKE 'tidings\_%\_migrations')`
+
 // prepare makes the roles and the schema, if they are missing, in one transaction. It
-// returns a *NeedsError if the login may not.
+// returns a *NeedsError if the login may not, and ErrForeign if the schema has tables of others.
 func prepare(ctx context.Context, conn *pgx.Conn, roles []postgres.Role, schema string) error {
+	var foreign int
+	if err := conn.QueryRow(ctx, foreignSQL, schema).Scan(&foreign); err != nil {
+		return err
+	}
+	if foreign > 0 {
+		return fmt.Errorf("%w: %s", ErrForeign, schema)
+	}
 	acts := "MEMBER"
 	var version int
 	if err := conn.QueryRow(ctx, `SELECT current_setting('server_version_num')::int`).Scan(&version); err != nil {
