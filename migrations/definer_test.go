@@ -234,7 +234,8 @@ var attacks = map[string]func([]relation) string{
 	},
 	"functions and operators": func([]relation) string {
 		return `
-			CREATE FUNCTION pg_temp.now() RETURNS timestamptz LANGUAGE plpgsql AS $f$ BEGIN PERFORM pg_temp.ran('now'); RETURN NULL; END $f$;
+			CREATE FUNCTION pg_temp.now() RETURNS timestamptz LANGUAGE plpgsql AS
+			$f$ BEGIN PERFORM pg_temp.ran('now'); RETURN NULL; END $f$;
 			CREATE FUNCTION pg_temp.octet_length(text) RETURNS int LANGUAGE plpgsql AS
 			$f$ BEGIN PERFORM pg_temp.ran('octet_length'); RETURN 0; END $f$;
 			CREATE FUNCTION pg_temp.md5(text) RETURNS text LANGUAGE plpgsql AS
@@ -309,8 +310,8 @@ func hijack(t *testing.T, schema string) {
 	})
 }
 
-// A writer's temporary objects do not change what its INSERT into the outbox does: the policies, the
-// defaults and the constraints were bound to their objects when they were created.
+// A writer's temporary objects do not change what its INSERT into the outbox does: the policies,
+// the defaults and the constraints were bound to their objects when they were created.
 func TestNoWriterHijacksItsOwnInsert(t *testing.T) {
 	const guest = "a guest"
 	db := testkit.EmptyPostgres(t)
@@ -344,8 +345,8 @@ func hijackInserts(t *testing.T, url, schema string) {
 			t.Fatalf("%s of the writer's: %v", name, err)
 		}
 		insert := func(aggregate string) error {
-			_, err := conn.Exec(t.Context(), `INSERT INTO `+schema+`.outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
-				VALUES (1, '`+aggregate+`', 'hijack', 'created', '{}')`)
+			_, err := conn.Exec(t.Context(), `INSERT INTO `+schema+`.outbox_messages
+				(tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (1, '`+aggregate+`', 'hijack', 'created', '{}')`)
 			return err
 		}
 		if err := insert("order"); err != nil {
@@ -357,7 +358,8 @@ func hijackInserts(t *testing.T, url, schema string) {
 	}
 	var sound int
 	if err := owner.QueryRow(t.Context(), `SELECT count(*) FROM `+schema+`.outbox_messages WHERE aggregate_id = 'hijack'
-		AND event_id IS NOT NULL AND id < 1000 AND occurred_at > now() - interval '1 hour'`).Scan(&sound); err != nil || sound != len(attacks) {
+		AND event_id IS NOT NULL AND id < 1000 AND occurred_at > now() - interval '1 hour'`).Scan(&sound); err != nil ||
+		sound != len(attacks) {
 		t.Errorf("%s: %d events, %v; want %d", schema, sound, err, len(attacks))
 	}
 }

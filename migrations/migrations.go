@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net/url"
 	"sync/atomic"
 	"time"
 
@@ -50,6 +51,10 @@ func (s Set) included() Set {
 	}
 	return ""
 }
+
+// ErrElsewhere reports a connection string without the schema of the tables. Its text names the
+// schema.
+var ErrElsewhere = errors.New("migrations: the connection string lacks the schema of the tables")
 
 func (s Set) table() string { return "tidings_" + string(s) + "_migrations" }
 
@@ -152,8 +157,14 @@ func Latest(set Set) int64 {
 	return version(names[len(names)-1])
 }
 
-// Check returns ErrOutdated unless the database has every migration of the set. It accepts a newer
-// schema, because migrations expand first.
+// elsewhereSQL finds a set of migrations in another schema than that of the connection string.
+const elsewhereSQL = `
+SELECT nspname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relname = $1 AND nspname <> coalesce(current_schema(), '') AND has_schema_privilege(n.oid, 'USAGE') ORDER BY 1 LIMIT 1`
+
+// Check returns ErrOutdated unless the database has every migration of the set, and ErrElsewhere if
+// it has the set in a schema that the connection string does not name. It accepts a newer schema,
+// because migrations expand first.
 func Check(ctx context.Context, pool *pgxpool.Pool, set Set) error {
 	if in := set.included(); in != "" {
 		if err := Check(ctx, pool, in); err != nil {
@@ -164,10 +175,29 @@ func Check(ctx context.Context, pool *pgxpool.Pool, set Set) error {
 	if err != nil {
 		return err
 	}
+	if have == 0 {
+		var schema string
+		switch err := pool.QueryRow(ctx, elsewhereSQL, set.table()).Scan(&schema); {
+		case err == nil:
+			return fmt.Errorf("%w: add search_path=%s to it", ErrElsewhere, url.QueryEscape(schema))
+		case !errors.Is(err, pgx.ErrNoRows):
+			return fmt.Errorf("look for the tables of the %s: %w", set, err)
+		}
+	}
 	if want := Latest(set); have < want {
 		return fmt.Errorf("%s is at version %d, this program needs %d: %w", set, have, want, ErrOutdated)
 	}
 	return nil
+}
+
+// IsOutboxAlone reports whether the database has the outbox without the rest of the truth.
+func IsOutboxAlone(ctx context.Context, pool *pgxpool.Pool) (bool, error) {
+	have, err := Version(ctx, pool, Outbox)
+	if err != nil || have == 0 {
+		return false, err
+	}
+	truth, err := Version(ctx, pool, Truth)
+	return truth == 0, err
 }
 
 // Version returns the last migration of the set that the database has, or 0.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -51,6 +52,18 @@ func check(e *event.Event) error {
 	return e.Validate(room)
 }
 
+// Schema is the schema of an outbox that its writers do not have in their search_path. "" means
+// that they have it there.
+type Schema string
+
+// statement returns sql with the schema before the table.
+func (s Schema) statement(sql string) string {
+	if s == "" {
+		return sql
+	}
+	return strings.Replace(sql, " outbox_messages", " "+pgx.Identifier{string(s), "outbox_messages"}.Sanitize(), 1)
+}
+
 // Append writes the events to the outbox in the caller's transaction, in the slice's order. It sets
 // OutboxID, ID and Slot of each event. Without an OccurredAt an event occurs now, by the database's
 // clock. Version 0 means 1.
@@ -61,17 +74,20 @@ func check(e *event.Event) error {
 // If an event could never be published, Append writes nothing and returns an *event.InvalidError
 // that names the column. The transaction remains usable.
 func Append(ctx context.Context, tx pgx.Tx, events []event.Event) error {
+	return Schema("").Append(ctx, tx, events)
+}
+
+// Append is the function Append for the outbox in the schema.
+func (s Schema) Append(ctx context.Context, tx pgx.Tx, events []event.Event) error {
 	n := len(events)
 	if n == 0 {
 		return nil
 	}
-	for i := range events {
-		if err := check(&events[i]); err != nil {
-			return fmt.Errorf("append outbox message %d of %d: %w", i+1, n, err)
-		}
+	if err := checkAll(events); err != nil {
+		return err
 	}
 	var (
-		tenants, aggregates   = make([]int64, n), make([]event.ID, n)
+		tenants, aggregates   = make([]int64, n), make([]string, n) // every mode of pgx encodes strings
 		aggregateTypes, types = make([]string, n), make([]string, n)
 		versions              = make([]int16, n)
 		payloads              = make([]string, n)
@@ -80,8 +96,7 @@ func Append(ctx context.Context, tx pgx.Tx, events []event.Event) error {
 	)
 	for i := range events {
 		e := &events[i]
-		e.Version = max(e.Version, 1)
-		tenants[i], aggregates[i], aggregateTypes[i], types[i] = e.TenantID, e.AggregateID, e.AggregateType, e.Type
+		tenants[i], aggregates[i], aggregateTypes[i], types[i] = e.TenantID, string(e.AggregateID), e.AggregateType, e.Type
 		versions[i], payloads[i] = int16(e.Version), string(e.Payload)
 		if !e.OccurredAt.IsZero() {
 			occurred[i] = &e.OccurredAt
@@ -90,11 +105,30 @@ func Append(ctx context.Context, tx pgx.Tx, events []event.Event) error {
 			traces[i] = &e.TraceParent
 		}
 	}
-	rows, _ := tx.Query(ctx, appendSQL, pgx.StrictNamedArgs{
+	rows, _ := tx.Query(ctx, s.statement(appendSQL), pgx.StrictNamedArgs{
 		"tenant_ids": tenants, "aggregate_types": aggregateTypes, "aggregate_ids": aggregates, "event_types": types,
 		"event_versions": versions, "payloads": payloads, "occurred_ats": occurred, "trace_ids": traces,
 	})
 	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[appended])
+	return setAppended(events, got, err)
+}
+
+// checkAll checks all events, and sets a Version of 0 to 1 if they are valid.
+func checkAll(events []event.Event) error {
+	for i := range events {
+		if err := check(&events[i]); err != nil {
+			return fmt.Errorf("append outbox message %d of %d: %w", i+1, len(events), err)
+		}
+	}
+	for i := range events {
+		events[i].Version = max(events[i].Version, 1)
+	}
+	return nil
+}
+
+// setAppended sets the fields that the table returned.
+func setAppended(events []event.Event, got []appended, err error) error {
+	n := len(events)
 	if err != nil {
 		return fmt.Errorf("append %d outbox messages: %w", n, err)
 	}

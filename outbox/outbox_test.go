@@ -44,7 +44,8 @@ func TestTheSpecsInsertWorksAndSlotsAreStable(t *testing.T) {
 func TestStatements(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	for name, sql := range map[string]string{
-		"append": appendSQL, "begin round": beginRoundSQL, "walk": walkSQL, "appended": appendedSQL, "below floor": belowFloorSQL,
+		"append": appendSQL, "append JSON": appendJSONSQL,
+		"begin round": beginRoundSQL, "walk": walkSQL, "appended": appendedSQL, "below floor": belowFloorSQL,
 		"claim": claimSQL, "due": dueSQL, "state": stateSQL, "park": parkSQL,
 		"unpark": unparkSQL, "fail": failSQL, "mark": markSQL, "caught up": caughtUpSQL, "partitions": partitionsSQL,
 		"positions": positionsSQL, "bind": bindSQL, "close": closeSQL,

@@ -164,8 +164,9 @@ func (db *DB) Catalog(t testing.TB, schema string) (rows []string) {
 	t.Helper()
 	owner := db.Pool(t, postgres.RoleOwner)
 	for name, ours := range catalogs {
-		found, _ := owner.Query(t.Context(), fmt.Sprintf(`SELECT (to_jsonb(x) - ARRAY['relpages', 'reltuples', 'relallvisible', 'relallfrozen',
-			'relfrozenxid', 'relminmxid', 'datfrozenxid', 'datminmxid', 'restart_lsn', 'confirmed_flush_lsn', 'safe_wal_size'])::text
+		found, _ := owner.Query(t.Context(), fmt.Sprintf(`SELECT (to_jsonb(x) - ARRAY['relpages', 'reltuples', 'relallvisible',
+			'relallfrozen', 'relfrozenxid', 'relminmxid', 'datfrozenxid', 'datminmxid', 'restart_lsn',
+			'confirmed_flush_lsn', 'safe_wal_size'])::text
 			FROM %s x WHERE (%s) IS NOT TRUE AND $1 <> ''`, name, ours), schema)
 		all, err := pgx.CollectRows(found, pgx.RowTo[string])
 		check(t, "read "+name, err)

@@ -98,7 +98,8 @@ SELECT format('row security is off for the table %s, which has rows of tenants',
        format('ALTER TABLE %s ENABLE ROW LEVEL SECURITY', c.oid::regclass)
   FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'tenant_id' AND NOT a.attisdropped
  WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition AND NOT c.relrowsecurity
-   AND has_table_privilege('tidings_api', c.oid, 'SELECT') ORDER BY 1`},
+   AND EXISTS (SELECT FROM pg_roles WHERE rolname IN ('tidings_api', 'tidings_writer') AND has_any_column_privilege(oid, c.oid, 'SELECT'))
+ ORDER BY 1`},
 }
 
 // oldTransaction is the age in seconds at which a transaction is a finding. Of Tidings'

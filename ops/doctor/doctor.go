@@ -94,7 +94,9 @@ func Probe(ctx context.Context, src status.Sources, st status.State) (all []Find
 			return failedJobs(runs), err
 		}},
 		{"archive", truth, func() ([]Finding, error) { return archive(ctx, src.Truth) }},
-		{"schema of the truth", truth, func() ([]Finding, error) { return schema(ctx, src.Truth, migrations.Truth) }},
+		{"schema of the outbox", truth, func() ([]Finding, error) { return schema(ctx, src.Truth, migrations.Outbox) }},
+		{"schema of the truth", truth && !src.OutboxAlone,
+			func() ([]Finding, error) { return schema(ctx, src.Truth, migrations.Truth) }},
 		{"schema of the projections", projections,
 			func() ([]Finding, error) { return schema(ctx, src.Projections, migrations.Projections) }},
 		{"settings of " + status.ServerProjections, projections && (!truth || !status.SameDatabase(src.Truth, src.Projections)),

@@ -134,6 +134,7 @@ type Sources struct {
 	Broker             broker.Config
 	Consumers          []string      // the names of the fleet's consumers, in the order of reports
 	Unavailable        []Unavailable // servers that refused a connection
+	OutboxAlone        bool          // Truth has only the outbox, and Projections is nil
 }
 
 // pingTimeout is how long Read waits for a database before it counts as unavailable.

@@ -40,6 +40,7 @@ func (c Config) Validate() error {
 }
 
 // Deps are the dependencies of the jobs. Each pool acts as the system role; both may be one pool.
+// Projections is nil if the outbox is alone in its database.
 type Deps struct {
 	Truth, Projections *pgxpool.Pool
 	Cell               string            // the cell of the truth: NATS_STREAM
@@ -48,8 +49,9 @@ type Deps struct {
 	Log                *slog.Logger
 }
 
-// Jobs returns every job, in the order in which a command runs them. Each run and each plan calls
-// settings first; Current reads them from the database. Jobs starts no job.
+// Jobs returns every job, or those of the outbox if it is alone, in the order in which a command
+// runs them. Each run and each plan calls settings first; Current reads them from the database.
+// Jobs starts no job.
 func Jobs(cfg Config, d Deps, settings func(context.Context) (Settings, error)) ([]jobs.Job, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -60,6 +62,20 @@ func Jobs(cfg Config, d Deps, settings func(context.Context) (Settings, error)) 
 	}, d.Truth, d.Log, d.Registry)
 	if err != nil {
 		return nil, err
+	}
+	metrics, err := coldstore.NewMetrics(d.Registry)
+	if err != nil {
+		return nil, err
+	}
+	list := []jobs.Job{
+		{Name: outbox.RangesJob, Every: outbox.RangesEvery, OwnLease: true,
+			Run: func(ctx context.Context, h *jobs.Hold) error { return messages.Prepare(ctx, h) }},
+		{Name: outbox.ArchiveJob, Every: cfg.OutboxArchive.Every, Run: archiveWithExports(messages, settings, d.Truth, metrics),
+			Plan: func(ctx context.Context) (jobs.Plan, error) { return planOutbox(ctx, messages, settings) }},
+		exportJob(cfg, d.Truth, metrics, settings),
+	}
+	if d.Projections == nil {
+		return list, nil
 	}
 	threads, err := store.NewShelver(d.Truth, func(ctx context.Context) (time.Duration, error) {
 		s, err := settings(ctx)
@@ -72,24 +88,12 @@ func Jobs(cfg Config, d Deps, settings func(context.Context) (Settings, error)) 
 	if err != nil {
 		return nil, err
 	}
-	metrics, err := coldstore.NewMetrics(d.Registry)
-	if err != nil {
-		return nil, err
-	}
-	return []jobs.Job{
-		{Name: outbox.RangesJob, Every: outbox.RangesEvery, OwnLease: true,
-			Run: func(ctx context.Context, h *jobs.Hold) error { return messages.Prepare(ctx, h) }},
-		{Name: outbox.ArchiveJob, Every: cfg.OutboxArchive.Every, Run: archiveWithExports(messages, settings, d.Truth, metrics),
-			Plan: func(ctx context.Context) (jobs.Plan, error) { return planOutbox(ctx, messages, settings) }},
-		exportJob(cfg, d.Truth, metrics, settings),
-		{Name: store.ShelvingJob, Every: cfg.CommentArchiveEvery, Window: cfg.CommentArchiveWindow,
-			Run: func(ctx context.Context, h *jobs.Hold) error { return threads.Run(ctx, h) },
-			Plan: func(ctx context.Context) (jobs.Plan, error) {
-				counts, err := threads.Plan(ctx)
-				return plan(ctx, settings, counts, nil, err, "comment_archive_after")
-			}},
-		retain,
-	}, nil
+	return append(list, jobs.Job{Name: store.ShelvingJob, Every: cfg.CommentArchiveEvery, Window: cfg.CommentArchiveWindow,
+		Run: func(ctx context.Context, h *jobs.Hold) error { return threads.Run(ctx, h) },
+		Plan: func(ctx context.Context) (jobs.Plan, error) {
+			counts, err := threads.Plan(ctx)
+			return plan(ctx, settings, counts, nil, err, "comment_archive_after")
+		}}, retain), nil
 }
 
 // plan returns the plan of a job that depends on the settings in names.

@@ -24,7 +24,8 @@ func TestAGuestChangesNothingInTheDatabaseOfABusiness(t *testing.T) {
 		login string
 		needs []string // the statements of an administrator
 	}{
-		"with CREATEROLE": {`CREATE ROLE migrator LOGIN CREATEROLE PASSWORD 'migrator'; GRANT CREATE ON DATABASE business TO migrator`, nil},
+		"with CREATEROLE": {`CREATE ROLE migrator LOGIN CREATEROLE PASSWORD 'migrator';
+			GRANT CREATE ON DATABASE business TO migrator`, nil},
 		"without CREATEROLE": {`CREATE ROLE migrator LOGIN PASSWORD 'migrator'`, []string{
 			`CREATE ROLE tidings_reader NOLOGIN`, `CREATE ROLE tidings_relay NOLOGIN`, `CREATE ROLE tidings_system NOLOGIN`,
 			`CREATE ROLE tidings_writer NOLOGIN`, `GRANT tidings_reader TO tidings_system`, `GRANT tidings_relay TO tidings_system`,
@@ -54,8 +55,8 @@ func TestAGuestChangesNothingInTheDatabaseOfABusiness(t *testing.T) {
 					t.Errorf("the statements for an administrator: %s", got)
 				}
 				var ours int
-				if err := owner.QueryRow(t.Context(), `SELECT count(*) FROM pg_roles WHERE rolname LIKE 'tidings\_%'`).Scan(&ours); err != nil ||
-					ours != 0 {
+				if err := owner.QueryRow(t.Context(), `SELECT count(*) FROM pg_roles
+					WHERE rolname LIKE 'tidings\_%'`).Scan(&ours); err != nil || ours != 0 {
 					t.Errorf("%d roles after the refused run, %v", ours, err)
 				}
 				testkit.SameCatalog(t, "after the refused run", before, db.Catalog(t, "tidings"))
@@ -78,7 +79,8 @@ func TestAGuestChangesNothingInTheDatabaseOfABusiness(t *testing.T) {
 					if _, err := tx.Exec(t.Context(), `UPDATE orders SET version = version + 1 WHERE id = 7`); err != nil {
 						return err
 					}
-					_, err := tx.Exec(t.Context(), `INSERT INTO tidings.outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+					_, err := tx.Exec(t.Context(), `INSERT INTO tidings.outbox_messages
+						(tenant_id, aggregate_type, aggregate_id, event_type, payload)
 						SELECT tenant_id, 'order', id::text, 'changed', to_jsonb(o) FROM orders o WHERE id = 7`)
 					return err
 				}); err != nil {
@@ -91,8 +93,8 @@ func TestAGuestChangesNothingInTheDatabaseOfABusiness(t *testing.T) {
 	}
 }
 
-// runRelay runs a relay until the test ends. The function that it returns waits until so many events
-// of tenant 1 are in the streams.
+// runRelay runs a relay until the test ends. The function that it returns waits until so many
+// events of orders are in the streams.
 func runRelay(t *testing.T, db *testkit.DB) (published func(events uint64)) {
 	t.Helper()
 	nats := testkit.NATS(t)
@@ -100,8 +102,9 @@ func runRelay(t *testing.T, db *testkit.DB) (published func(events uint64)) {
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- run(ctx, envconfig.MapLookuper(map[string]string{"DATABASE_URL": db.URL, "NATS_URL": nats.URL, "OPS_ADDR": testkit.FreeAddr(t),
-			"NATS_STREAM": cfg.Stream, "NATS_SUBJECT_PREFIX": cfg.Prefix, "NATS_LIVE_PREFIX": cfg.LivePrefix}))
+		done <- run(ctx, envconfig.MapLookuper(map[string]string{"DATABASE_URL": db.URL, "NATS_URL": nats.URL,
+			"OPS_ADDR": testkit.FreeAddr(t), "NATS_STREAM": cfg.Stream, "NATS_SUBJECT_PREFIX": cfg.Prefix,
+			"NATS_LIVE_PREFIX": cfg.LivePrefix}))
 	}()
 	t.Cleanup(func() {
 		stop()
@@ -178,9 +181,10 @@ func TestAPublicationOfAllTablesLetsRangesMove(t *testing.T) {
 	// 100 inserts, 90 updates; 10 rows move out of the range, back and out again: a delete and an
 	// insert each time, and the last delete.
 	var changes, dropped int
-	if err := owner.QueryRow(t.Context(), `SELECT count(*) FILTER (WHERE get_byte(data, 0) IN (68, 73, 85)), count(*) FILTER (WHERE get_byte(data, 0) = 84)
-		FROM pg_logical_slot_get_binary_changes('theirs', NULL, NULL, 'proto_version', '1', 'publication_names', 'everything') c
-		WHERE true`).Scan(&changes, &dropped); err != nil || changes < 100+90+3*20 || dropped != 0 {
+	if err := owner.QueryRow(t.Context(), `SELECT count(*) FILTER (WHERE get_byte(data, 0) IN (68, 73, 85)),
+		       count(*) FILTER (WHERE get_byte(data, 0) = 84)
+		FROM pg_logical_slot_get_binary_changes('theirs', NULL, NULL, 'proto_version', '1', 'publication_names',
+		     'everything')`).Scan(&changes, &dropped); err != nil || changes < 100+90+3*20 || dropped != 0 {
 		t.Errorf("%d changes and %d truncations reach their subscriber, %v", changes, dropped, err)
 	}
 }

@@ -56,7 +56,7 @@ With --dry-run it shows the settings, and how many rows each job would move. It 
 ranges that a job would delete permanently, with their months, rows and bytes. Without --dry-run, it
 shows permanent deletions and asks for confirmation. tidings archive undo brings shelved threads
 back.`,
-		name: "archive", needs: needDatabases, json: onePer("job"), reason: &reason, dryRun: &dryRun, destructive: true,
+		name: "archive", needs: needDatabases | orOutbox, json: onePer("job"), reason: &reason, dryRun: &dryRun, destructive: true,
 		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
 			list, err := s.jobs(ctx, s.system, upkeep.Current(s.Truth), only...)
 			if err != nil {
@@ -125,9 +125,12 @@ func (p Process) jobs(ctx context.Context, d *system, settings func(context.Cont
 		return nil, &usageError{fmt.Errorf("read the environment: %w", err)}
 	}
 	log := daemon.CommandLogger(p.Stderr, slog.LevelWarn) // a job warns about old rows that it keeps
-	now, err := truthKinds(ctx, d.Truth)
-	if err != nil {
-		return nil, err
+	now := kinds.Builtin()
+	if !d.OutboxAlone {
+		var err error
+		if now, err = truthKinds(ctx, d.Truth); err != nil {
+			return nil, err
+		}
 	}
 	deps := upkeep.Deps{Truth: d.Truth, Projections: d.Projections, Cell: d.Broker.Stream, Kinds: func() *kinds.Set { return now },
 		Registry: prometheus.NewRegistry(), Log: log}
@@ -305,7 +308,7 @@ func (p Process) archiveStatusCommand() *cobra.Command {
 	return p.command(command{
 		use:   "status",
 		short: "Show the ranges of the outbox and its archive, the holds, the shelved threads, and the last runs of the jobs",
-		name:  "archive", needs: needDatabases, json: oneObject,
+		name:  "archive", needs: needDatabases | orOutbox, json: oneObject,
 		run: func(ctx context.Context, s *session, _ []string) (_ *report, err error) {
 			var a archiveStatus
 			if a.Ranges, _, err = outbox.Ranges(ctx, s.Truth); err != nil {
@@ -314,8 +317,10 @@ func (p Process) archiveStatusCommand() *cobra.Command {
 			if a.Holds, err = outbox.Holds(ctx, s.Truth, false); err != nil {
 				return nil, err
 			}
-			if a.Threads, err = store.Shelvings(ctx, s.Truth, shelvingsShown); err != nil {
-				return nil, err
+			if !s.OutboxAlone {
+				if a.Threads, err = store.Shelvings(ctx, s.Truth, shelvingsShown); err != nil {
+					return nil, err
+				}
 			}
 			if a.Jobs, _, err = jobs.LastRuns(ctx, s.Truth); err != nil {
 				return nil, err
@@ -423,7 +428,7 @@ func (p Process) holdAddCommand() *cobra.Command {
 		long: `Add keeps rows of the archive until you release the hold. With --tenant it keeps that tenant's rows,
 and with --from and --to the rows of those months. With all three it keeps that tenant's rows of
 those months, and with none the whole archive. It does not restore dropped rows.`,
-		name: "archive", needs: needDatabases, actor: &h.CreatedBy, reason: &h.Reason,
+		name: "archive", needs: needDatabases | orOutbox, actor: &h.CreatedBy, reason: &h.Reason,
 		check: func(*session, []string) (err error) {
 			if h.From, err = parseMonth("--from", from, "2030-01"); err != nil {
 				return err
@@ -464,7 +469,7 @@ func parseMonth(flag, value, example string) (t time.Time, err error) {
 func (p Process) holdListCommand() *cobra.Command {
 	var all bool
 	c := p.command(command{
-		use: "list", short: "List the holds", name: "archive", needs: needDatabases, json: onePer("hold"),
+		use: "list", short: "List the holds", name: "archive", needs: needDatabases | orOutbox, json: onePer("hold"),
 		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
 			holds, err := outbox.Holds(ctx, s.Truth, all)
 			if err != nil {
@@ -484,7 +489,7 @@ func (p Process) holdReleaseCommand() *cobra.Command {
 	)
 	return p.command(command{
 		use: "release HOLD", short: "Release a hold: the next run drops the rows that it kept", args: exactArgs(1),
-		name: "archive", needs: needDatabases, actor: &actor, reason: &reason, destructive: true,
+		name: "archive", needs: needDatabases | orOutbox, actor: &actor, reason: &reason, destructive: true,
 		check: func(_ *session, args []string) error {
 			if _, err := fmt.Sscan(args[0], &id); err != nil {
 				return &usageError{fmt.Errorf("%q is not the number of a hold", args[0])}

@@ -80,7 +80,7 @@ func exports(all []coldstore.Export) *report {
 
 func (p Process) coldListCommand() *cobra.Command {
 	return p.command(command{
-		use: "exports", short: "List the exported ranges of the archive", name: "archive", needs: needDatabases, json: oneLine,
+		use: "exports", short: "List the exported ranges of the archive", name: "archive", needs: needDatabases | orOutbox, json: oneLine,
 		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
 			all, err := coldOf(s).store("", nil).List(ctx)
 			if err != nil {
@@ -104,7 +104,7 @@ func (p Process) coldExportCommand() *cobra.Command {
 everything back (docs/archive.md). A range belongs to the month of its first message. The archiver
 does the same by schedule before it drops a range. Export itself drops nothing. Give either --month
 or --all.`,
-		name: "archive", needs: needDatabases, json: oneLine,
+		name: "archive", needs: needDatabases | orOutbox, json: oneLine,
 		check: func(*session, []string) (err error) {
 			if at, err = parseMonth("--month", month, "2026-08"); err != nil {
 				return err
@@ -155,7 +155,7 @@ func (p Process) coldVerifyCommand() *cobra.Command {
 	c := p.command(command{
 		use:   "verify",
 		short: "Read exports from end to end, and compare them with their checksums and with the archive in the database",
-		name:  "archive", needs: needDatabases, json: oneLine,
+		name:  "archive", needs: needDatabases | orOutbox, json: oneLine,
 		check: func(*session, []string) (err error) {
 			at, err = parseMonth("--month", month, "2026-08")
 			return err
@@ -207,7 +207,7 @@ month into outbox_messages_kept, where tidings events find finds them. It does n
 the database has: after an interruption, run it again. Restore also creates a hold for the month,
 because the archiver would otherwise drop the rows again. tidings archive hold release ends the
 hold.`,
-		name: "archive", needs: needDatabases, json: oneLine, actor: &actor,
+		name: "archive", needs: needDatabases | orOutbox, json: oneLine, actor: &actor,
 		check: func(*session, []string) (err error) {
 			if at, err = parseMonth("--month", month, "2026-08"); err != nil {
 				return err

@@ -29,7 +29,7 @@ func (p Process) archiveSettingsCommand() *cobra.Command {
 value, which applies from the next run of each job. Before that, the command shows what a run would
 drop now, and asks for confirmation. The table archive_settings keeps every version, with actor and
 reason.`,
-		args: cobra.ArbitraryArgs, name: "archive", needs: needDatabases, json: oneObject,
+		args: cobra.ArbitraryArgs, name: "archive", needs: needDatabases | orOutbox, json: oneObject,
 		actor: &actor, reason: &reason, destructive: true,
 		check: func(*session, []string) error {
 			if !store.ValidReason(reason) {

@@ -97,7 +97,11 @@ func (p Process) projectionsPool(ctx context.Context, data, name string) (*pgxpo
 	if err != nil {
 		return nil, err
 	}
-	if err := migrations.Check(ctx, pool, migrations.Projections); err != nil {
+	alone, err := checkSchema(ctx, pool, migrations.Projections)
+	if alone {
+		err = errOutboxAlone
+	}
+	if err != nil {
 		pool.Close()
 		return nil, err
 	}

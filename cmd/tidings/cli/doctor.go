@@ -62,7 +62,11 @@ func awaitHealth(ctx context.Context, wait time.Duration,
 
 // diagnose returns the findings, root causes first.
 func (p Process) diagnose(ctx context.Context, data string) ([]doctor.Finding, error) {
-	y, err := p.open(ctx, data, "doctor", needAll|tolerant)
+	y, err := p.open(ctx, data, "doctor", needAll|tolerant|orOutbox)
+	if errors.Is(err, migrations.ErrElsewhere) {
+		return []doctor.Finding{{Severity: doctor.Error, Check: "schema", Where: status.ServerTruth, What: err.Error(),
+			Repair: "add the search_path to DATABASE_URL"}}, nil
+	}
 	if errors.Is(err, migrations.ErrOutdated) {
 		return []doctor.Finding{{Severity: doctor.Error, Check: "schema", Where: status.ServerTruth, What: err.Error(),
 			Repair: "tidings migrate"}}, nil

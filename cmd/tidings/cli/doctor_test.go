@@ -107,7 +107,7 @@ func TestDoctorEndsByWhatItFinds(t *testing.T) {
 		strings.Count(stdout, `"schema-newer"`) != 2 {
 		t.Errorf("exit code %d, findings %v: %s", code, checks, stderr)
 	}
-	if _, err := owner.Exec(t.Context(), `DROP TABLE tidings_truth_migrations`); err != nil {
+	if _, err := owner.Exec(t.Context(), `DROP TABLE tidings_outbox_migrations`); err != nil {
 		t.Fatal(err)
 	}
 	if code, stdout, _ := run(t, env, "", "doctor"); code != exitAgain || !strings.Contains(stdout, "tidings migrate") {

@@ -134,7 +134,7 @@ func (o *findFlags) find(ctx context.Context, s *session) error {
 
 // findEvents prints the events of the query, with their paths if file is not "".
 func (s *session) findEvents(ctx context.Context, q outbox.FindQuery, file string) error {
-	y, err := s.open(ctx, s.data, "events", needDatabases)
+	y, err := s.open(ctx, s.data, "events", needDatabases|orOutbox)
 	if err != nil {
 		return err
 	}
@@ -180,7 +180,7 @@ func (p Process) eventAt(ctx context.Context, data, place string) (id string, er
 	if err != nil || stream == "" || seq == 0 {
 		return "", &usageError{fmt.Errorf("--sequence is %q: want STREAM/N, such as EVENTS-0/42", place)}
 	}
-	y, err := p.open(ctx, data, "events", needAll)
+	y, err := p.open(ctx, data, "events", needAll|orOutbox)
 	if err != nil {
 		return "", err
 	}

@@ -25,7 +25,7 @@ kind and the type, the aggregate's id and the payload. Ctrl-C ends it.
 It begins with the next event: tidings events find shows earlier ones. It uses plain NATS, so it can
 miss events when the connection breaks. It then prints a note to stderr and continues. A program
 that must not miss an event subscribes durably (docs/subscribe.md).`,
-		name: "events", needs: needAll, json: onePer("event"),
+		name: "events", needs: needAll | orOutbox, json: onePer("event"),
 		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
 			w.session = s
 			w.ctx, w.stop = context.WithCancel(ctx)

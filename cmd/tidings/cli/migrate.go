@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/url"
 	"os"
+	"regexp"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -31,6 +32,9 @@ type migratedOutbox struct {
 	Schema string `json:"schema"`
 	Logins int    `json:"logins,omitempty"`
 }
+
+// schemaName is the form of a schema that needs no quotes.
+var schemaName = regexp.MustCompile(`^[a-z][a-z0-9_]{0,62}$`)
 
 // outboxSchema is the schema of an outbox that is alone in a database of others.
 const outboxSchema = "tidings"
@@ -66,6 +70,8 @@ Ctrl-C, and logs the sessions that hold the lock.`,
 				return &usageError{fmt.Errorf("--only %s: want outbox", only)}
 			case only == "" && schema != "":
 				return &usageError{errors.New("--schema needs --only outbox")}
+			case schema != "" && !schemaName.MatchString(schema):
+				return &usageError{fmt.Errorf("--schema is %q: want a to z, 0 to 9 and _, at most 63, beginning with a letter", schema)}
 			}
 			return nil
 		},

@@ -45,7 +45,7 @@ func TestMigrate(t *testing.T) {
 		}
 		return len(all)
 	}
-	want := fmt.Sprintf("{\"truth\":%d,\"projections\":%d}\n", files("truth"), files("consumers")+files("projections"))
+	want := fmt.Sprintf("{\"truth\":%d,\"projections\":%d}\n", files("outbox")+files("truth"), files("consumers")+files("projections"))
 	if code, stdout, stderr := run(t, env, "", "migrate", "--json"); code != exitOK || stdout != want {
 		t.Fatalf("exit code %d: %s%s", code, stdout, stderr)
 	}

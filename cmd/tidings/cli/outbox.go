@@ -77,7 +77,8 @@ it to the DLQ (tidings dlq outbox).`,
 	return c
 }
 
-// truth connects to the truth's database. name is the application name of the connections.
+// truth connects to the truth's database, of which the outbox must be there. name is the
+// application name of the connections.
 func (p Process) truth(ctx context.Context, data, name string) (*pgxpool.Pool, error) {
 	s, err := p.servers(ctx, data)
 	if err != nil {
@@ -87,7 +88,7 @@ func (p Process) truth(ctx context.Context, data, name string) (*pgxpool.Pool, e
 	if err != nil {
 		return nil, err
 	}
-	if err := migrations.Check(ctx, pool, migrations.Truth); err != nil {
+	if err := migrations.Check(ctx, pool, migrations.Outbox); err != nil {
 		pool.Close()
 		return nil, err
 	}

@@ -55,7 +55,7 @@ func (p Process) partitionsListCommand() *cobra.Command {
 	var all bool
 	c := p.command(command{
 		use: "list", short: "Show each partition, its slots and its stream",
-		name: "partitions", needs: needAll, json: onePer("partition"),
+		name: "partitions", needs: needAll | orOutbox, json: onePer("partition"),
 		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
 			st, err := status.Await(ctx, s.Sources, status.Patience, status.State.Seen)
 			if err != nil {
@@ -90,7 +90,7 @@ overtakes another of its aggregate. Old streams remain until you remove them.
 The number of partitions is 1, 2, 4, 8, 16 or 32. More partitions let more relays and more instances
 of a consumer work at once. You cannot take a resize back, and a second one cannot begin before the
 first has ended.`,
-		name: "partitions", needs: needAll, destructive: true,
+		name: "partitions", needs: needAll | orOutbox, destructive: true,
 		check: func(*session, []string) error {
 			if to < 1 || to > 32 || to&(to-1) != 0 {
 				return &usageError{fmt.Errorf("--to is %d: want 1, 2, 4, 8, 16 or 32", to)}

@@ -39,7 +39,7 @@ again. While a stream has no leader, repair does nothing: wait until the brokers
 On a cluster it asks leaders of a damaged stream to step down, until a majority of the replicas has
 reported the loss.
 Repair cannot publish rows that were discarded, or dropped with old archives.`,
-		name: "repair", needs: needAll, json: oneObject, dryRun: &o.DryRun, destructive: true,
+		name: "repair", needs: needAll | orOutbox, json: oneObject, dryRun: &o.DryRun, destructive: true,
 		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
 			if err := s.ask(func(w io.Writer) error { return showRepair(ctx, w, s.system, o) }); err != nil {
 				return nil, err
@@ -62,6 +62,9 @@ Repair cannot publish rows that were discarded, or dropped with old archives.`,
 // rebase sets the offsets at which the consumers continue, also if an earlier repair was
 // interrupted before this step.
 func (y *system) rebase(ctx context.Context, report relay.RepairReport) error {
+	if y.OutboxAlone {
+		return nil
+	}
 	for _, part := range report.Partitions {
 		for _, s := range part.Successors {
 			if err := consumers.Rebase(ctx, y.Projections, part.Stream, part.Left, s); err != nil {

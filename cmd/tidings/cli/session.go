@@ -49,6 +49,7 @@ const (
 	needProjections                   //
 	needNATS                          //
 	tolerant                          // the connection to an unavailable server is nil
+	orOutbox                          // of the truth it uses only the outbox, and of the projections nothing that must be there
 	needDatabases   = needTruth | needProjections
 	needAll         = needDatabases | needNATS
 )
@@ -192,8 +193,12 @@ func (s *session) print(r *report) error {
 type system struct {
 	status.Sources
 	env   servers
-	kinds *kinds.Catalog // of the projections' database, loaded; only with all servers
+	kinds *kinds.Catalog // of the projections' database, loaded; only with all servers and unless OutboxAlone
 }
+
+// errOutboxAlone reports a command that needs more than a guest has.
+var errOutboxAlone = errors.New("this command needs the truth and the projections, and DATABASE_URL has the outbox alone " +
+	"(docs/your-tables.md lists the commands that work there)")
 
 // open connects to servers. Unless needs is tolerant, it returns an error if one is unavailable. It
 // returns an error if a database does not have this program's schema.
@@ -214,7 +219,12 @@ func (p Process) open(ctx context.Context, data, name string, needs needs) (_ *s
 			return nil, err
 		}
 	}
-	if needs&needProjections != 0 && len(y.Unavailable) == 0 || s.ProjectionsDatabaseURL != s.DatabaseURL && all {
+	if y.OutboxAlone && needs&orOutbox == 0 {
+		return nil, errOutboxAlone
+	}
+	if y.OutboxAlone {
+		y.Consumers = nil
+	} else if needs&needProjections != 0 && len(y.Unavailable) == 0 || s.ProjectionsDatabaseURL != s.DatabaseURL && all {
 		y.Projections, err = y.database(ctx, status.ServerProjections, s.ProjectionsDatabaseURL, name, migrations.Projections, all)
 		if err != nil {
 			return nil, err
@@ -232,12 +242,16 @@ func (p Process) open(ctx context.Context, data, name string, needs needs) (_ *s
 	if len(y.Unavailable) > 0 {
 		return nil, errors.New(y.Unavailable[0].String())
 	}
+	if y.OutboxAlone {
+		return y, nil
+	}
 	y.kinds, err = loadKinds(ctx, y.Projections, kinds.Projections, daemon.CommandLogger(p.Stderr, slog.LevelError))
 	return y, err
 }
 
-// database connects to a database, which must have this program's schema. If the server is
-// unavailable, it returns nil and notes that with note, and otherwise an error.
+// database connects to a database, which must have this program's schema. If it has the outbox
+// alone instead of the truth, database notes that in OutboxAlone. If the server is unavailable, it
+// returns nil and notes that with note, and otherwise an error.
 func (y *system) database(ctx context.Context, server, url, name string, schema migrations.Set, note bool) (*pgxpool.Pool, error) {
 	pool, err := postgres.Open(ctx, url, y.env.Postgres, postgres.RoleSystem, name)
 	if err != nil {
@@ -250,11 +264,27 @@ func (y *system) database(ctx context.Context, server, url, name string, schema 
 			return nil, nil
 		}
 	}
-	if err := migrations.Check(ctx, pool, schema); err != nil {
+	alone, err := checkSchema(ctx, pool, schema)
+	if y.OutboxAlone = alone; alone && schema != migrations.Truth {
+		err = errOutboxAlone
+	}
+	if err != nil {
 		pool.Close()
 		return nil, err
 	}
 	return pool, nil
+}
+
+// checkSchema is migrations.Check. alone reports that the database has only the outbox, which it
+// then checks.
+func checkSchema(ctx context.Context, pool *pgxpool.Pool, schema migrations.Set) (alone bool, err error) {
+	if err = migrations.Check(ctx, pool, schema); !errors.Is(err, migrations.ErrOutdated) {
+		return false, err
+	}
+	if alone, aerr := migrations.IsOutboxAlone(ctx, pool); aerr != nil || alone {
+		return alone, errors.Join(aerr, migrations.Check(ctx, pool, migrations.Outbox))
+	}
+	return false, err
 }
 
 // connect connects to NATS, or notes that it is unavailable.

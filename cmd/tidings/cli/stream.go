@@ -41,7 +41,7 @@ in another.
 
 With a shorter age, older events expire at once. A consumer that has not read them stops, and needs
 tidings replay.`,
-		name: "stream", needs: needAll, destructive: true,
+		name: "stream", needs: needAll | orOutbox, destructive: true,
 		check: func(s *session, _ []string) error {
 			if s.changed("replicas") {
 				l.Replicas = &replicas

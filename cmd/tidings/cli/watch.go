@@ -58,7 +58,7 @@ func (p Process) clear(now time.Time) error {
 
 // sample reads the state of all servers, including the external consumers.
 func (p Process) sample(ctx context.Context, data string) (st status.State, err error) {
-	y, err := p.open(ctx, data, "status", needAll|tolerant)
+	y, err := p.open(ctx, data, "status", needAll|tolerant|orOutbox)
 	if err != nil {
 		return st, err
 	}

@@ -1,0 +1,119 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/sethvargo/go-envconfig"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/ops/status"
+	"github.com/tidings/tidings/outbox"
+	"github.com/tidings/tidings/relay"
+)
+
+// The commands of an outbox that is alone in somebody's database.
+func TestCommandsWorkWithTheOutboxAlone(t *testing.T) {
+	t.Parallel()
+	db, b := testkit.EmptyPostgres(t), testkit.NATS(t)
+	cfg := b.Config()
+	env := map[string]string{"DATABASE_URL": db.URL, "NATS_URL": b.URL, "NATS_STREAM": cfg.Stream, "NATS_SUBJECT_PREFIX": cfg.Prefix,
+		"NATS_LIVE_PREFIX": cfg.LivePrefix}
+	says := func(want int, text string, args ...string) string {
+		t.Helper()
+		code, stdout, stderr := run(t, env, "", args...)
+		if code != want || !strings.Contains(stdout+stderr, text) {
+			t.Errorf("%s: exit code %d, want %d and %q\n%s%s", strings.Join(args, " "), code, want, text, stdout, stderr)
+		}
+		return stdout
+	}
+	says(exitInput, "want outbox", "migrate", "--only", "truth")
+	says(exitInput, "--schema needs --only outbox", "migrate", "--schema", "x")
+	says(exitInput, "a to z, 0 to 9 and _", "migrate", "--only", "outbox", "--schema", "Our events")
+	if _, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(), `CREATE SCHEMA shop; CREATE TABLE shop.orders (id int)`); err != nil {
+		t.Fatal(err)
+	}
+	says(exitError, "the schema has tables of others; choose another with --schema: shop",
+		"migrate", "--only", "outbox", "--schema", "shop")
+	says(exitOK, "Add search_path=tidings to DATABASE_URL", "migrate", "--only", "outbox")
+
+	for _, command := range []string{"status", "outbox list", "dlq outbox list"} {
+		says(exitError, "lacks the schema of the tables: add search_path=tidings", strings.Fields(command)...)
+	}
+	says(exitAgain, "add search_path=tidings", "doctor")
+	env["DATABASE_URL"] = db.In(t, "tidings").URL
+	says(exitOK, `{"outbox":0,"schema":"tidings"}`, "migrate", "--only", "outbox", "--json")
+	says(exitInput, "leave out one", "migrate", "--only", "outbox", "--schema", "other")
+
+	pool := db.In(t, "tidings").Pool(t, postgres.RoleSystem)
+	var config relay.Config
+	if err := envconfig.ProcessWith(t.Context(), &envconfig.Config{Target: &config, Lookuper: envconfig.MapLookuper(nil)}); err != nil {
+		t.Fatal(err)
+	}
+	r, err := relay.New(config, pool, cfg, testkit.Logger(t), prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- r.Run(ctx) }()
+	defer func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}()
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	events := []event.Event{{TenantID: 1, AggregateType: "order", AggregateID: "7", Type: "paid",
+		Payload: json.RawMessage(`{"version": 1}`)}}
+	if err := outbox.Append(t.Context(), tx, events); err != nil {
+		t.Fatal(err)
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, "the event's publish", func() (bool, error) {
+		code, stdout, _ := run(t, env, "", "events", "find", "--aggregate", "order/7", "--tenant", "1", "--json")
+		return code == exitOK && strings.Contains(stdout, `"stream_seq"`), nil
+	})
+
+	var st status.State
+	if err := json.Unmarshal([]byte(says(exitOK, "", "status", "--json")), &st); err != nil || len(st.Partitions) != 1 ||
+		st.Outbox == nil || len(st.Consumers) != 0 {
+		t.Errorf("%+v, %v", st, err)
+	}
+	for line := range strings.Lines(says(exitAgain, "", "doctor", "--json")) {
+		if !strings.Contains(line, `"check":"fsync"`) && !strings.Contains(line, `"check":"full-page-writes"`) { // the server of the tests
+			t.Error(line)
+		}
+	}
+	says(exitOK, cfg.StreamName(0), "partitions", "list")
+	says(exitOK, "Repair has nothing to do", "repair", "stream", "--dry-run")
+	says(exitOK, "order/7", "events", "find", "--since", "1h", "--type", "paid")
+	says(exitOK, "", "dlq", "outbox", "list")
+	says(exitOK, "", "outbox", "list")
+	says(exitOK, "age 48h0m0s", "stream", "configure", "--max-age", "48h", "--yes")
+	says(exitOK, "outbox_archive_after", "archive", "settings", "outbox_archive_after=24h", "--yes")
+	says(exitOK, "outbox-archive", "archive", "run", "--yes")
+	says(exitOK, "outbox-ranges", "archive", "status")
+	says(exitOK, "", "archive", "exports")
+	says(exitOK, "", "archive", "hold", "list")
+	says(exitOK, "replaces partition 0", "partitions", "resize", "--to", "2", "--yes", "--wait", "0")
+
+	for _, command := range []string{"kinds list", "token list", "verify", "replay --consumer archiver", "restore --since 1h",
+		"edges remove --tenant 1 --id 1",
+		"erase --tenant 1 --author 1", "pause --consumer archiver", "dlq consumer list"} {
+		if code, stdout, stderr := run(t, env, "", strings.Fields(command)...); code == exitOK ||
+			!strings.Contains(stderr, "DATABASE_URL has the outbox alone") {
+			t.Errorf("%s: exit code %d\n%s%s", command, code, stdout, stderr)
+		}
+	}
+}
