@@ -1,0 +1,61 @@
+package orm
+
+import (
+	"database/sql"
+	"errors"
+	"testing"
+
+	_ "github.com/jackc/pgx/v5/stdlib" // the driver pgx
+	"github.com/uptrace/bun"
+	"github.com/uptrace/bun/dialect/pgdialect"
+	"gorm.io/driver/postgres"
+	"gorm.io/gorm"
+
+	pg "github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/migrations"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// Each library pays an order once. Its event has the new state, and only a commit appends it.
+func TestAnOrderIsPaidOnce(t *testing.T) {
+	db := testkit.EmptyPostgres(t)
+	if _, err := migrations.UpIn(t.Context(), db.URL, migrations.Outbox, string(tidings), testkit.Logger(t)); err != nil {
+		t.Fatal(err)
+	}
+	owner := db.Pool(t, pg.RoleOwner)
+	if _, err := owner.Exec(t.Context(), `CREATE TABLE orders (id bigint PRIMARY KEY, status text, version bigint)`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := owner.Exec(t.Context(), `INSERT INTO orders VALUES (1, 'open', 1), (2, 'open', 1)`); err != nil {
+		t.Fatal(err)
+	}
+	std, err := sql.Open("pgx", db.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := std.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	g, err := gorm.Open(postgres.New(postgres.Config{Conn: std}), &gorm.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := bun.NewDB(std, pgdialect.New())
+	for range 2 {
+		if err := errors.Join(PayWithGORM(t.Context(), g, 1), PayWithBun(t.Context(), b, 2)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var events string
+	if err := owner.QueryRow(t.Context(), `SELECT string_agg(concat_ws(' ', aggregate_type, aggregate_id, event_type, payload), '; '
+		ORDER BY aggregate_id) FROM tidings.outbox_messages`).Scan(&events); err != nil {
+		t.Fatal(err)
+	}
+	if want := `order 1 paid {"id": 1, "status": "paid", "version": 2}; order 2 paid {"id": 2, "status": "paid", "version": 2}`; events != want {
+		t.Errorf("%s", events)
+	}
+}
