@@ -6,10 +6,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/sethvargo/go-envconfig"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/ops/status"
@@ -50,36 +52,9 @@ func TestCommandsWorkWithTheOutboxAlone(t *testing.T) {
 	says(exitOK, `{"outbox":0,"schema":"tidings"}`, "migrate", "--only", "outbox", "--json")
 	says(exitInput, "leave out one", "migrate", "--only", "outbox", "--schema", "other")
 
-	pool := db.In(t, "tidings").Pool(t, postgres.RoleSystem)
-	var config relay.Config
-	if err := envconfig.ProcessWith(t.Context(), &envconfig.Config{Target: &config, Lookuper: envconfig.MapLookuper(nil)}); err != nil {
-		t.Fatal(err)
-	}
-	r, err := relay.New(config, pool, cfg, testkit.Logger(t), prometheus.NewRegistry())
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, stop := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- r.Run(ctx) }()
-	defer func() {
-		stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	}()
-	tx, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	events := []event.Event{{TenantID: 1, AggregateType: "order", AggregateID: "7", Type: "paid",
-		Payload: json.RawMessage(`{"version": 1}`)}}
-	if err := outbox.Append(t.Context(), tx, events); err != nil {
-		t.Fatal(err)
-	}
-	if err := tx.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	in := db.In(t, "tidings")
+	defer relayOf(t, in, cfg)()
+	appendOrder(t, in, "7")
 	testkit.Eventually(t, "the event's publish", func() (bool, error) {
 		code, stdout, _ := run(t, env, "", "events", "find", "--aggregate", "order/7", "--tenant", "1", "--json")
 		return code == exitOK && strings.Contains(stdout, `"stream_seq"`), nil
@@ -115,5 +90,38 @@ func TestCommandsWorkWithTheOutboxAlone(t *testing.T) {
 			!strings.Contains(stderr, "DATABASE_URL has the outbox alone") {
 			t.Errorf("%s: exit code %d\n%s%s", command, code, stdout, stderr)
 		}
+	}
+}
+
+// relayOf runs a relay of the database until stop.
+func relayOf(t *testing.T, db *testkit.DB, b broker.Config) (stop func()) {
+	t.Helper()
+	var config relay.Config
+	if err := envconfig.ProcessWith(t.Context(), &envconfig.Config{Target: &config, Lookuper: envconfig.MapLookuper(nil)}); err != nil {
+		t.Fatal(err)
+	}
+	r, err := relay.New(config, db.Pool(t, postgres.RoleRelay), b, testkit.Logger(t), prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- r.Run(ctx) }()
+	return func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// appendOrder commits an event of the order.
+func appendOrder(t *testing.T, db *testkit.DB, id event.ID) {
+	t.Helper()
+	if err := pgx.BeginFunc(t.Context(), db.Pool(t, postgres.RoleWriter), func(tx pgx.Tx) error {
+		return outbox.Append(t.Context(), tx, []event.Event{{TenantID: 1, AggregateType: "order", AggregateID: id, Type: "paid",
+			Payload: json.RawMessage(`{"version": 1}`)}})
+	}); err != nil {
+		t.Fatal(err)
 	}
 }
