@@ -18,8 +18,8 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// Writers reach an outbox through PgBouncer in transaction mode, which gives each transaction another
-// session. No prepared statement and no setting of a session survives that.
+// Writers reach an outbox through PgBouncer in transaction mode, which gives each transaction
+// another session. No prepared statement and no setting of a session survives that.
 func TestWritersGoThroughPgBouncer(t *testing.T) {
 	db, schema := guest(t)
 	through := db.ThroughPgBouncer(t)
@@ -72,8 +72,8 @@ func TestWritersGoThroughPgBouncer(t *testing.T) {
 		want += 2 * writers * each
 	}
 	var got int
-	if err := db.Pool(t, postgres.RoleOwner).QueryRow(t.Context(), `SELECT count(*) FROM "our tidings".outbox_messages`).Scan(&got); err != nil ||
-		got != want {
+	if err := db.Pool(t, postgres.RoleOwner).QueryRow(t.Context(), `SELECT count(*)
+		FROM "our tidings".outbox_messages`).Scan(&got); err != nil || got != want {
 		t.Errorf("%d events, %v; want %d", got, err, want)
 	}
 }

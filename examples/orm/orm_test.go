@@ -55,7 +55,8 @@ func TestAnOrderIsPaidOnce(t *testing.T) {
 		ORDER BY aggregate_id) FROM tidings.outbox_messages`).Scan(&events); err != nil {
 		t.Fatal(err)
 	}
-	if want := `order 1 paid {"id": 1, "status": "paid", "version": 2}; order 2 paid {"id": 2, "status": "paid", "version": 2}`; events != want {
+	const want = `order 1 paid {"id": 1, "status": "paid", "version": 2}; order 2 paid {"id": 2, "status": "paid", "version": 2}`
+	if events != want {
 		t.Errorf("%s", events)
 	}
 }

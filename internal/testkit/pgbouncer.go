@@ -17,8 +17,8 @@ import (
 //go:embed pgbouncer.sh
 var fetchPgBouncer string
 
-// findPgBouncer returns the program, and the folders of its libraries if it was unpacked. It fetches
-// PgBouncer if the machine has none.
+// findPgBouncer returns the program, and the folders of its libraries if it was unpacked. It
+// fetches PgBouncer if the machine has none.
 func findPgBouncer() (path string, libraries []string, err error) {
 	for _, p := range []string{"pgbouncer", "/usr/sbin/pgbouncer"} {
 		if path, err := exec.LookPath(p); err == nil {
