@@ -157,13 +157,13 @@ func Latest(set Set) int64 {
 	return version(names[len(names)-1])
 }
 
-// elsewhereSQL finds a set of migrations in another schema than that of the connection string.
+// elsewhereSQL finds the outbox in another schema than that of the connection string.
 const elsewhereSQL = `
 SELECT nspname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relname = $1 AND nspname <> coalesce(current_schema(), '') AND has_schema_privilege(n.oid, 'USAGE') ORDER BY 1 LIMIT 1`
 
 // Check returns ErrOutdated unless the database has every migration of the set, and ErrElsewhere if
-// it has the set in a schema that the connection string does not name. It accepts a newer schema,
+// it has the outbox only in a schema that the connection string does not name. It accepts a newer schema,
 // because migrations expand first.
 func Check(ctx context.Context, pool *pgxpool.Pool, set Set) error {
 	if in := set.included(); in != "" {
@@ -175,11 +175,12 @@ func Check(ctx context.Context, pool *pgxpool.Pool, set Set) error {
 	if err != nil {
 		return err
 	}
-	if have == 0 {
+	if have == 0 && set == Outbox {
 		var schema string
 		switch err := pool.QueryRow(ctx, elsewhereSQL, set.table()).Scan(&schema); {
 		case err == nil:
-			return fmt.Errorf("%w: add search_path=%s to it", ErrElsewhere, url.QueryEscape(schema))
+			return fmt.Errorf("%w: add search_path=%s to it, or run `tidings migrate` for tables of its own",
+				ErrElsewhere, url.QueryEscape(schema))
 		case !errors.Is(err, pgx.ErrNoRows):
 			return fmt.Errorf("look for the tables of the %s: %w", set, err)
 		}
