@@ -163,8 +163,8 @@ SELECT nspname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespa
  WHERE c.relname = $1 AND nspname <> coalesce(current_schema(), '') AND has_schema_privilege(n.oid, 'USAGE') ORDER BY 1 LIMIT 1`
 
 // Check returns ErrOutdated unless the database has every migration of the set, and ErrElsewhere if
-// it has the outbox only in a schema that the connection string does not name. It accepts a newer schema,
-// because migrations expand first.
+// it has the outbox only in a schema that the connection string does not name. It accepts a newer
+// schema, because migrations expand first.
 func Check(ctx context.Context, pool *pgxpool.Pool, set Set) error {
 	if in := set.included(); in != "" {
 		if err := Check(ctx, pool, in); err != nil {
