@@ -190,9 +190,12 @@ func TestOpsAnswers(t *testing.T) {
 		!strings.Contains(body, "process_resident_memory_bytes") {
 		t.Errorf("/metrics lacks the metrics of the Go runtime: %s", body)
 	}
-	ops.Ready("postgres", func(context.Context) error { return nil })
-	ops.Ready("nats", func(context.Context) error { return errors.New("no servers") })
-	ops.Ready("hangs", func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+	ops.Host("", slog.Default()).Ready(map[string]func(context.Context) error{
+		"postgres": func(context.Context) error { return nil },
+		"nats":     func(context.Context) error { return errors.New("no servers") },
+		"hangs":    func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() },
+	})
+	ops.Host("jobs", slog.Default())
 	code, body := get(t, base+"/readyz")
 	var got any
 	if err := json.Unmarshal([]byte(body), &got); err != nil {
@@ -200,6 +203,7 @@ func TestOpsAnswers(t *testing.T) {
 	}
 	want := map[string]any{"status": "unavailable", "failing": []any{
 		map[string]any{"check": "hangs", "error": "context deadline exceeded"},
+		map[string]any{"check": "jobs: start", "error": "starting"},
 		map[string]any{"check": "nats", "error": "no servers"},
 	}}
 	if d := cmp.Diff(want, got); code != http.StatusServiceUnavailable || d != "" {

@@ -20,15 +20,17 @@ import (
 // checkTimeout limits one readiness check. It is below the usual timeout of probes.
 const checkTimeout = 2 * time.Second
 
-// Ops is the port for operators. Ready is safe to call before and while Run runs.
+// Ops is the port for operators. Host, and Ready of a host, are safe to call before and while Run
+// runs.
 type Ops struct {
 	addr string
 	reg  *prometheus.Registry
 	log  *slog.Logger
 
-	mu     sync.Mutex
-	checks map[string]func(context.Context) error
-	ln     net.Listener
+	mu       sync.Mutex
+	checks   map[string]func(context.Context) error
+	starting map[string]int // parts that have no checks yet, by the prefix of their checks
+	ln       net.Listener
 }
 
 // NewOps prepares the ops port of a binary on addr (host:port). It adds the metrics of the Go
@@ -43,15 +45,8 @@ func NewOps(binary, addr string, reg *prometheus.Registry, log *slog.Logger) *Op
 			panic(err) // only a programming error: these collectors describe themselves consistently
 		}
 	}
-	return &Ops{addr: addr, reg: reg, log: log.With("component", "ops"), checks: map[string]func(context.Context) error{}}
-}
-
-// Ready adds a check to /readyz, or replaces the one with the same name. Each request calls it,
-// from several goroutines.
-func (o *Ops) Ready(name string, check func(context.Context) error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.checks[name] = check
+	return &Ops{addr: addr, reg: reg, log: log.With("component", "ops"), checks: map[string]func(context.Context) error{},
+		starting: map[string]int{}}
 }
 
 // Listen opens the port, so that its address is known before Run. Without it Run opens the port.
@@ -116,6 +111,13 @@ func (o *Ops) readyz(w http.ResponseWriter, r *http.Request) {
 				bad = append(bad, failing{Check: name, Error: Plain(err)})
 			}
 		})
+	}
+	for prefix, parts := range o.starting {
+		if parts > 0 {
+			mu.Lock()
+			bad = append(bad, failing{Check: prefix + "start", Error: "starting"})
+			mu.Unlock()
+		}
 	}
 	o.mu.Unlock()
 	wg.Wait()

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"net/http"
@@ -29,6 +30,7 @@ import (
 	"github.com/tidings/tidings/cmd/internal/projector"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/cells"
+	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/internal/testkit/system"
@@ -174,8 +176,8 @@ func (c *cellular) start(name string) {
 	reg := prometheus.NewRegistry()
 	c.metrics[name] = reg
 	c.consumers[name] = run(name, func(ctx context.Context) error {
-		return projector.Run(ctx, "127.0.0.1:0", cfg, func(now func() *kinds.Set) projections.Projection { return projection(name, now) },
-			reg)
+		consumer := projector.Part(cfg, func(now func() *kinds.Set) projections.Projection { return projection(name, now) })
+		return consumer(ctx, daemon.NewOps(name, "127.0.0.1:0", reg, slog.Default()).Host("", slog.Default()))
 	})
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"slices"
 
@@ -72,18 +71,20 @@ func (c Config) cells() []broker.Config {
 	return all
 }
 
-// Run applies events to the projection until ctx ends. make returns the projection; its argument
-// returns the kinds in force. Run serves its metrics and those of reg on opsAddr. It waits for
-// unavailable servers and for a database that lacks migrations. It returns broker.ErrClosed when
-// the connection to NATS is closed permanently. Any number of processes may run at once and share
-// the work.
-func Run[P projections.Projection](ctx context.Context, opsAddr string, cfg Config, make func(now func() *kinds.Set) P,
-	reg *prometheus.Registry) error {
+// Part returns a part of a process that applies events to the projection until it is stopped. make
+// returns the projection; its argument returns the kinds in force. The part waits for unavailable
+// servers and for a database that lacks migrations. It returns broker.ErrClosed when the connection
+// to NATS is closed permanently. Any number of processes may run it at once and share the work.
+func Part[P projections.Projection](cfg Config, make func(now func() *kinds.Set) P) daemon.Run {
+	return func(ctx context.Context, h daemon.Host) error { return run(ctx, h, cfg, make) }
+}
+
+func run[P projections.Projection](ctx context.Context, h daemon.Host, cfg Config, make func(now func() *kinds.Set) P) error {
 	if err := cfg.Validate(); err != nil {
 		return err
 	}
 	var catalog *kinds.Catalog
-	projection, log := make(func() *kinds.Set { return catalog.Now() }), slog.Default()
+	projection, log := make(func() *kinds.Set { return catalog.Now() }), h.Log
 	name := projection.Name()
 	pool, err := postgres.Open(ctx, cfg.ProjectionsDatabaseURL, cfg.Postgres, postgres.RoleConsumer, name)
 	if err != nil {
@@ -100,8 +101,7 @@ func Run[P projections.Projection](ctx context.Context, opsAddr string, cfg Conf
 	if err != nil {
 		return err
 	}
-	ops := daemon.NewOps(name, opsAddr, reg, log)
-	readers, err := cfg.consumers(projection, consumers.Deps{Pool: pool, Kinds: catalog, JetStream: js, Registry: reg, Log: log}, ops)
+	readers, err := cfg.consumers(projection, consumers.Deps{Pool: pool, Kinds: catalog, JetStream: js, Registry: h.Metrics, Log: log})
 	if err != nil {
 		return err
 	}
@@ -109,11 +109,14 @@ func Run[P projections.Projection](ctx context.Context, opsAddr string, cfg Conf
 		"nats": daemon.FileExpiry(cfg.Broker.TLSCert), "postgres_projections": postgres.CertificateExpiry(pool),
 	}
 	sizes := prometheus.WrapCollectorWith(prometheus.Labels{"database": "projections"}, postgres.NewSizesCollector(pool, log))
-	if err := reg.Register(sizes); err != nil {
+	if err := h.Metrics.Register(sizes); err != nil {
 		return err
 	}
-	ops.Ready("postgres", pool.Ping)
-	ops.Ready("schema", migrations.Ready(pool, migrations.Projections))
+	checks := map[string]func(context.Context) error{"postgres": pool.Ping, "schema": migrations.Ready(pool, migrations.Projections)}
+	for name, r := range readers {
+		checks[name] = r.Ready
+	}
+	h.Ready(checks)
 
 	g, ctx := errgroup.WithContext(ctx)
 	if cfg.DatabaseURL != "" {
@@ -123,14 +126,13 @@ func Run[P projections.Projection](ctx context.Context, opsAddr string, cfg Conf
 		}
 		defer truth.Close()
 		certificates["postgres"] = postgres.CertificateExpiry(truth)
-		drift, err := NewDrift(cfg.Verify, truth, pool, js, cfg.Broker, projection, reg, log)
+		drift, err := NewDrift(cfg.Verify, truth, pool, js, cfg.Broker, projection, h.Metrics, log)
 		if err != nil {
 			return err
 		}
 		g.Go(func() error { return drift.Run(ctx) })
 	}
-	reg.MustRegister(daemon.NewCertificates(certificates), broker.NewCredentials(cfg.Broker.Credentials))
-	g.Go(func() error { return ops.Run(ctx) })
+	h.Metrics.MustRegister(daemon.NewCertificates(certificates), broker.NewCredentials(cfg.Broker.Credentials))
 	g.Go(func() error { return broker.Watch(ctx, nc) })
 	g.Go(func() error {
 		if err := migrations.Await(ctx, pool, migrations.Projections, log); err != nil {
@@ -147,9 +149,9 @@ func Run[P projections.Projection](ctx context.Context, opsAddr string, cfg Conf
 	return g.Wait()
 }
 
-// consumers returns a consumer for each cell. ops reports their readiness.
-func (c Config) consumers(projection projections.Projection, deps consumers.Deps, ops *daemon.Ops) (all []*consumers.Consumer, err error) {
-	reg := deps.Registry
+// consumers returns a consumer for each cell, by the name of its check in /readyz.
+func (c Config) consumers(projection projections.Projection, deps consumers.Deps) (map[string]*consumers.Consumer, error) {
+	reg, all := deps.Registry, map[string]*consumers.Consumer{}
 	for _, cell := range c.cells() {
 		what := "consumer"
 		if len(c.Cells) > 0 {
@@ -166,8 +168,7 @@ func (c Config) consumers(projection projections.Projection, deps consumers.Deps
 				return nil, err
 			}
 		}
-		ops.Ready(what, consumer.Ready)
-		all = append(all, consumer)
+		all[what] = consumer
 	}
 	return all, nil
 }

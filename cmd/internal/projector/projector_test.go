@@ -11,12 +11,12 @@ import (
 	"testing"
 
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/sethvargo/go-envconfig"
 
 	"github.com/tidings/tidings/cmd/internal/projector"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/projections/followercounts"
@@ -58,7 +58,7 @@ func TestAProjectorShowsTheFleetAndStopsCleanly(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	addr := testkit.FreeAddr(t)
-	go func() { done <- projector.Run(ctx, addr, cfg, followercounts.New, prometheus.NewRegistry()) }()
+	go func() { done <- daemon.Alone(ctx, followercounts.Name, addr, projector.Part(cfg, followercounts.New)) }()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	testkit.Eventually(t, "readiness", func() (bool, error) {
 		resp, err := client.Get("http://" + addr + "/readyz")
@@ -116,7 +116,7 @@ func TestAProjectorWaitsForServersAndTheSchema(t *testing.T) {
 	addr := testkit.FreeAddr(t)
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- projector.Run(ctx, addr, cfg, followercounts.New, prometheus.NewRegistry()) }()
+	go func() { done <- daemon.Alone(ctx, followercounts.Name, addr, projector.Part(cfg, followercounts.New)) }()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	answers := func(path string, want int, because string) func() (bool, error) {
 		return func() (bool, error) {
@@ -154,14 +154,14 @@ func TestAProjectorThatWaitsStopsCleanly(t *testing.T) {
 	url, _ := testkit.Gate(t, testkit.Postgres(t).URL)
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
-	if err := projector.Run(ctx, "127.0.0.1:0", load(t, map[string]string{"DATABASE_URL": url}), followercounts.New,
-		prometheus.NewRegistry()); err != nil {
+	if err := daemon.Alone(ctx, "test", "127.0.0.1:0", projector.Part(load(t, map[string]string{"DATABASE_URL": url}),
+		followercounts.New)); err != nil {
 		t.Errorf("stopped with %v", err)
 	}
 }
 
 func TestAProjectorSaysWhichSettingIsMissing(t *testing.T) {
-	err := projector.Run(t.Context(), "127.0.0.1:0", load(t, nil), followercounts.New, prometheus.NewRegistry())
+	err := daemon.Alone(t.Context(), "test", "127.0.0.1:0", projector.Part(load(t, nil), followercounts.New))
 	if err == nil || !strings.Contains(err.Error(), "PROJECTIONS_DATABASE_URL") {
 		t.Errorf("got %v", err)
 	}

@@ -2,11 +2,9 @@ package relayservice
 
 import (
 	"context"
-	"log/slog"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/sethvargo/go-envconfig"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/daemon"
@@ -36,34 +34,38 @@ func run(ctx context.Context, env envconfig.Lookuper) error {
 	if err := daemon.Configure(ctx, env, &cfg); err != nil {
 		return err
 	}
-	log, reg := slog.Default(), prometheus.NewRegistry()
+	return daemon.Alone(ctx, "relay", cfg.OpsAddr, cfg.run)
+}
+
+// Part returns the relay as a part of a process. It needs DATABASE_URL and NATS.
+func Part(ctx context.Context, env envconfig.Lookuper) (daemon.Run, error) {
+	var cfg config
+	err := daemon.Configure(ctx, env, &cfg)
+	return cfg.run, err
+}
+
+func (cfg config) run(ctx context.Context, h daemon.Host) error {
 	pool, err := postgres.Open(ctx, cfg.DatabaseURL, cfg.Postgres, postgres.RoleRelay, "relay")
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	r, err := relay.New(cfg.Relay, pool, cfg.Broker, log, reg)
+	r, err := relay.New(cfg.Relay, pool, cfg.Broker, h.Log, h.Metrics)
 	if err != nil {
 		return err
 	}
-	reg.MustRegister(outbox.NewCollector(pool, log))
-	reg.MustRegister(daemon.NewCertificates(map[string]daemon.Expiry{
+	h.Metrics.MustRegister(outbox.NewCollector(pool, h.Log))
+	h.Metrics.MustRegister(daemon.NewCertificates(map[string]daemon.Expiry{
 		"nats": daemon.FileExpiry(cfg.Broker.TLSCert), "postgres": postgres.CertificateExpiry(pool),
 	}), broker.NewCredentials(cfg.Broker.Credentials))
-	reg.MustRegister(postgres.NewBlockedCollector(pool, log),
-		prometheus.WrapCollectorWith(prometheus.Labels{"database": "truth"}, postgres.NewSizesCollector(pool, log)))
-	ops := daemon.NewOps("relay", cfg.OpsAddr, reg, log)
-	ops.Ready("relay", r.Ready)
-	ops.Ready("postgres", pool.Ping)
-	ops.Ready("schema", migrations.Ready(pool, migrations.Outbox))
-
-	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return ops.Run(ctx) })
-	g.Go(func() error {
-		if err := migrations.Await(ctx, pool, migrations.Outbox, log); err != nil {
-			return err
-		}
-		return r.Run(ctx)
+	h.Metrics.MustRegister(postgres.NewBlockedCollector(pool, h.Log),
+		prometheus.WrapCollectorWith(prometheus.Labels{"database": "truth"}, postgres.NewSizesCollector(pool, h.Log)))
+	h.Ready(map[string]func(context.Context) error{
+		"relay": r.Ready, "postgres": pool.Ping, "schema": migrations.Ready(pool, migrations.Outbox),
 	})
-	return g.Wait()
+
+	if err := migrations.Await(ctx, pool, migrations.Outbox, h.Log); err != nil {
+		return err
+	}
+	return r.Run(ctx)
 }

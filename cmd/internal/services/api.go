@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"sync/atomic"
 
@@ -21,6 +22,9 @@ import (
 	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/ops/console"
 )
+
+// apiName is the name of the API, as a binary and as a part.
+const apiName = "api"
 
 type apiConfig struct {
 	DatabaseURL            string `env:"DATABASE_URL, required"`
@@ -42,79 +46,102 @@ type apiConfig struct {
 }
 
 // API runs the HTTP API. Any number of processes may run at once, with the same API_CURSOR_KEY.
-func API() { daemon.Main("api", runAPI) }
+func API() { daemon.Main(apiName, runAPI) }
 
 func runAPI(ctx context.Context, env envconfig.Lookuper) error {
 	var cfg apiConfig
 	if err := daemon.Configure(ctx, env, &cfg); err != nil {
 		return err
 	}
-	log, reg := slog.Default(), prometheus.NewRegistry()
+	return daemon.Alone(ctx, apiName, cfg.OpsAddr, cfg.run(nil))
+}
+
+// apiPart returns the API, with the console if it is on, as a part of a process. It needs
+// DATABASE_URL, PROJECTIONS_DATABASE_URL and NATS. Without l it opens its ports itself. Otherwise
+// it serves the API on l, and the console too.
+func apiPart(l net.Listener) configure {
+	return func(ctx context.Context, env envconfig.Lookuper) (daemon.Run, error) {
+		var cfg apiConfig
+		err := daemon.Configure(ctx, env, &cfg)
+		return cfg.run(l), err
+	}
+}
+
+func (cfg apiConfig) run(l net.Listener) daemon.Run {
+	return func(ctx context.Context, h daemon.Host) error { return cfg.serve(ctx, h, l) }
+}
+
+func (cfg apiConfig) serve(ctx context.Context, h daemon.Host, l net.Listener) error {
+	log := h.Log
 	truth, tokens, projections, closePools, err := databases(ctx, cfg)
 	if err != nil {
 		return err
 	}
 	defer closePools()
 	// For wake-ups and cached pages: neither reads nor writes need a broker.
-	nc, err := broker.Connect(cfg.Broker, "api", log)
+	nc, err := broker.Connect(cfg.Broker, apiName, log)
 	if err != nil {
 		return err
 	}
 	defer nc.Close()
-	a, err := NewAPI(cfg.API, truth, tokens, projections, nc, cfg.Broker, reg, log)
+	a, err := newAPI(cfg.API, truth, tokens, projections, nc, cfg.Broker, h.Metrics, log)
 	if err != nil {
 		return err
 	}
 	truthURL, projectionsURL := consoleDatabases(cfg)
-	see, closeConsole, err := a.OpenConsole(ctx, cfg.Console, cfg.Postgres, truthURL, projectionsURL, cfg.ConsoleOwnerDatabaseURL)
+	see, closeConsole, err := a.openConsole(ctx, cfg.Console, cfg.Postgres, truthURL, projectionsURL, cfg.ConsoleOwnerDatabaseURL)
 	if err != nil {
 		return err
 	}
 	defer closeConsole()
-	reg.MustRegister(certificates(cfg, truth, projections), broker.NewCredentials(cfg.Broker.Credentials))
-	ops := daemon.NewOps("api", cfg.OpsAddr, reg, log)
-	ops.Ready("truth", truth.Ping)
-	ops.Ready("projections", projections.Ping)
-	ops.Ready("truth schema", migrations.Ready(truth, migrations.Truth))
-	ops.Ready("projections schema", migrations.Ready(projections, migrations.Projections))
-	ops.Ready("load", a.Handler.Ready)
+	h.Metrics.MustRegister(certificates(cfg, truth, projections), broker.NewCredentials(cfg.Broker.Credentials))
 	var listening atomic.Bool
-	ops.Ready("port", func(context.Context) error {
-		if !listening.Load() {
-			return errors.New("waiting for the databases' schemas")
-		}
-		return nil
-	})
-
 	g, ctx := errgroup.WithContext(ctx)
-	ops.Ready("stopping", func(context.Context) error { return ctx.Err() })
-	drained, end := context.WithCancel(context.WithoutCancel(ctx)) // the requests in flight still need these parts
-	g.Go(func() error { return ops.Run(drained) })
-	g.Go(func() error { return a.Waker.Run(drained) })
+	h.Ready(map[string]func(context.Context) error{
+		"truth": truth.Ping, "truth schema": migrations.Ready(truth, migrations.Truth),
+		"projections": projections.Ping, "projections schema": migrations.Ready(projections, migrations.Projections),
+		"load": a.handler.Ready,
+		"port": func(context.Context) error {
+			if !listening.Load() {
+				return errors.New("waiting for the databases' schemas")
+			}
+			return nil
+		},
+		"stopping": func(context.Context) error { return ctx.Err() },
+	})
+	drained, end := context.WithCancel(context.WithoutCancel(ctx)) // the requests in flight still need the waker
+	g.Go(func() error { return a.waker.Run(drained) })
 	g.Go(func() error { return broker.Watch(ctx, nc) })
 	serving, stop := daemon.Delay(ctx, cfg.API.StopDelay)
 	defer stop()
-	g.Go(func() error { return a.Listen(serving) })
+	g.Go(func() error { return a.listen(serving) })
 	g.Go(func() error {
 		defer end()
 		if err := await(ctx, truth, projections, a, log); err != nil {
 			return err
 		}
-		g.Go(func() error { return a.Kinds.Run(ctx) })
-		g.Go(func() error { return a.Handler.Run(serving) })
+		g.Go(func() error { return a.kinds.Run(ctx) })
+		g.Go(func() error { return a.handler.Run(serving) })
 		g.Go(func() error { return see.Run(serving) })
-		log := log.With("component", "api")
-		l, err := daemon.Listen(cfg.API.Addr, cfg.API.TLSCert, cfg.API.TLSKey, log)
-		if err != nil {
-			return err
-		}
-		if see != nil {
-			if err := serveConsole(serving, g, cfg, see, log); err != nil {
-				return errors.Join(err, l.Close())
+		log := log.With("component", apiName)
+		served := http.Handler(a.handler)
+		switch {
+		case l != nil:
+			if see != nil {
+				served = see.Front(served)
+			}
+		default:
+			if l, err = daemon.Listen(cfg.API.Addr, cfg.API.TLSCert, cfg.API.TLSKey, log); err != nil {
+				return err
+			}
+			if see != nil {
+				if err := serveConsole(serving, g, cfg, see, log); err != nil {
+					return errors.Join(err, l.Close())
+				}
 			}
 		}
 		listening.Store(true)
-		return daemon.Serve(serving, l, a.Handler, cfg.API.AddressConnections, log)
+		return daemon.Serve(serving, l, served, cfg.API.AddressConnections, log)
 	})
 	return g.Wait()
 }
@@ -157,7 +184,7 @@ func databases(ctx context.Context, cfg apiConfig) (truth, tokens, projections *
 		url string
 		cfg postgres.Config
 	}{{&truth, cfg.DatabaseURL, cfg.Postgres}, {&tokens, cfg.DatabaseURL, few}, {&projections, cfg.ProjectionsDatabaseURL, cfg.Postgres}} {
-		if *p.to, err = postgres.Open(ctx, p.url, p.cfg, postgres.RoleAPI, "api"); err != nil {
+		if *p.to, err = postgres.Open(ctx, p.url, p.cfg, postgres.RoleAPI, apiName); err != nil {
 			closeAll()
 			return nil, nil, nil, nil, err
 		}
@@ -167,14 +194,14 @@ func databases(ctx context.Context, cfg apiConfig) (truth, tokens, projections *
 }
 
 // await waits for the databases' schemas and loads the data that requests need.
-func await(ctx context.Context, truth, projections *pgxpool.Pool, a *APIParts, log *slog.Logger) error {
+func await(ctx context.Context, truth, projections *pgxpool.Pool, a *apiParts, log *slog.Logger) error {
 	if err := migrations.Await(ctx, truth, migrations.Truth, log); err != nil {
 		return err
 	}
 	if err := migrations.Await(ctx, projections, migrations.Projections, log); err != nil {
 		return err
 	}
-	return a.Load(ctx)
+	return a.load(ctx)
 }
 
 // certificates collects the expiry of the certificates that the API serves or presents.

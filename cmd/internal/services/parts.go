@@ -2,113 +2,101 @@ package services
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"net"
+	"slices"
+	"strings"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
-	"github.com/prometheus/client_golang/prometheus"
+	"github.com/sethvargo/go-envconfig"
 
-	"github.com/tidings/tidings/api"
-	"github.com/tidings/tidings/cmd/internal/fleet"
-	"github.com/tidings/tidings/cmd/internal/heads"
-	"github.com/tidings/tidings/event/contracts"
-	"github.com/tidings/tidings/internal/broker"
-	"github.com/tidings/tidings/internal/postgres"
-	"github.com/tidings/tidings/kinds"
-	"github.com/tidings/tidings/ops/console"
-	"github.com/tidings/tidings/ops/jobs"
-	"github.com/tidings/tidings/ops/upkeep"
-	"github.com/tidings/tidings/outbox"
-	"github.com/tidings/tidings/store"
+	"github.com/tidings/tidings/cmd/internal/relayservice"
+	"github.com/tidings/tidings/internal/daemon"
+	"github.com/tidings/tidings/projections/followercounts"
+	"github.com/tidings/tidings/projections/history"
+	"github.com/tidings/tidings/projections/threadcache"
 )
 
-// APIParts are the parts of an API. The service api and tidings dev run the same ones.
-type APIParts struct {
-	Handler *api.Handler
-	Waker   *broker.Waker
-	Kinds   *kinds.Catalog // of the truth
+// configure reads a part's environment and returns the part.
+type configure func(ctx context.Context, env envconfig.Lookuper) (daemon.Run, error)
 
-	pages  *api.Pages
-	cfg    api.Config
-	nc     *nats.Conn
-	broker broker.Config
-	log    *slog.Logger
+type named struct {
+	name string
+	part configure
 }
 
-// NewAPI returns the parts of an API. NATS only wakes relays and renews cached pages: neither reads
-// nor writes need it.
-func NewAPI(cfg api.Config, truth, tokens, projections *pgxpool.Pool, nc *nats.Conn, b broker.Config, reg prometheus.Registerer,
-	log *slog.Logger) (a *APIParts, err error) {
-	a = &APIParts{Waker: broker.NewWaker(nc, b), Kinds: kinds.NewCatalog(truth, kinds.Truth, log), pages: api.NewPages(cfg, reg),
-		cfg: cfg, nc: nc, broker: b, log: log}
-	a.Handler, err = api.New(cfg, api.Deps{Store: store.New(truth, a.Waker.Wake), Tokens: tokens, DLQ: outbox.NewDLQ(truth, a.Waker.Wake),
-		Projections: projections, Kinds: a.Kinds, Fleet: fleet.Projections(a.Kinds.Now), Pages: a.pages, Streams: heads.Of(nc, b),
-		Names: contracts.Names{Stream: b.Stream, Prefix: b.Prefix, Live: b.LivePrefix, Source: b.Source}, Log: log, Reg: reg})
-	return a, err
+// parts returns all parts. They stop in the order of the stages: requests first, then what reads
+// the streams, and then the relay, which writes them. api is the API's port, or nil.
+func parts(api net.Listener) [][]named {
+	return [][]named{
+		{{apiName, apiPart(api)}},
+		{{followercounts.Name, consumer(followercounts.New)}, {threadcache.Name, consumer(threadcache.New)},
+			{history.Name, consumer(history.New)}, {jobsName, jobsPart}},
+		{{"relay", relayservice.Part}},
+	}
 }
 
-// Load loads the data that requests need. The databases have this program's schemas.
-func (a *APIParts) Load(ctx context.Context) error {
-	if err := a.Kinds.Load(ctx); err != nil {
-		return err
+// Parts returns the names of the parts that one process can run together.
+func Parts() (names []string) {
+	for _, stage := range parts(nil) {
+		for _, p := range stage {
+			names = append(names, p.name)
+		}
 	}
-	return a.Handler.Look(ctx)
+	return names
 }
 
-// Listen renews cached pages as the streams store events, until ctx ends.
-func (a *APIParts) Listen(ctx context.Context) error {
-	return broker.Listen(ctx, a.nc, a.broker, a.pages, a.log)
+// Together is a process of several parts. Each has the pools and the role in the database that it
+// has as a binary.
+type Together [][]member
+
+type member struct {
+	name string
+	run  daemon.Run
 }
 
-// OpenConsole returns a console beside the API, and a function that closes its pools. The console
-// is nil if it is off. Its pools have few connections and act as the system role, and its readers
-// take no connections from the other parts. The login of ownerURL owns the projections' tables, for
-// replays; without it the console offers none.
-func (a *APIParts) OpenConsole(ctx context.Context, cfg console.Config, few postgres.Config,
-	truthURL, projectionsURL, ownerURL string) (*console.Console, func(), error) {
-	if !cfg.On {
-		return nil, func() {}, nil
+// Configure reads the environment of the parts in names, or of all without names. Its error lists
+// every variable that is missing or out of bounds. If api is not nil, the API serves on it, and the
+// console too.
+func Configure(ctx context.Context, env envconfig.Lookuper, names []string, api net.Listener) (t Together, err error) {
+	var bad []string
+	for _, name := range names {
+		if !slices.Contains(Parts(), name) {
+			bad = append(bad, fmt.Sprintf("%q is no part: want some of %s", name, strings.Join(Parts(), ", ")))
+		}
 	}
-	keys, err := a.cfg.CursorKeys()
-	if err != nil {
-		return nil, nil, err
+	for _, stage := range parts(api) {
+		var members []member
+		for _, p := range stage {
+			if len(names) > 0 && !slices.Contains(names, p.name) {
+				continue
+			}
+			run, err := p.part(ctx, env)
+			if err != nil {
+				bad = append(bad, strings.Split(err.Error(), "\n")...)
+			}
+			members = append(members, member{p.name, run})
+		}
+		t = append(t, members)
 	}
-	js, err := jetstream.New(a.nc)
-	if err != nil {
-		return nil, nil, fmt.Errorf("use JetStream: %w", err)
+	if len(bad) == 0 {
+		return t, nil
 	}
-	few.MaxConns = console.Conns
-	truth, err := postgres.Open(ctx, truthURL, few, postgres.RoleSystem, "console")
-	if err != nil {
-		return nil, nil, err
-	}
-	projections, err := postgres.Open(ctx, projectionsURL, few, postgres.RoleSystem, "console")
-	if err != nil {
-		truth.Close()
-		return nil, nil, err
-	}
-	closePools := func() { projections.Close(); truth.Close() }
-	c, err := console.New(cfg, console.Deps{Truth: truth, Projections: projections, NATS: a.nc, JetStream: js, Broker: a.broker,
-		Kinds: a.Kinds, Fleet: fleet.Projections(a.Kinds.Now), Wake: a.Waker.Wake, OwnerURL: ownerURL, Postgres: few, Keys: keys,
-		Log: a.log})
-	if err != nil {
-		closePools()
-	}
-	return c, closePools, err
+	slices.Sort(bad) // several parts read one variable
+	return nil, errors.New(strings.Join(slices.Compact(bad), "\n"))
 }
 
-// NewArchiving returns the parts of an archiver beside its consumer. wake wakes the relays after a
-// removal; nil: they poll.
-func NewArchiving(cfg upkeep.Config, d upkeep.Deps, wake func(slot int)) (runner *jobs.Runner, remover *store.Remover, err error) {
-	list, err := upkeep.Jobs(cfg, d, upkeep.Current(d.Truth))
-	if err != nil {
-		return nil, nil, err
+// Stages returns the parts on the hosts of a process, in the order in which daemon.RunStages stops
+// them.
+func (t Together) Stages(ops *daemon.Ops, log *slog.Logger) (stages [][]daemon.Part) {
+	for _, members := range t {
+		var stage []daemon.Part
+		for _, m := range members {
+			h := ops.Host(m.name, log)
+			stage = append(stage, daemon.Part{Name: m.name, Run: func(ctx context.Context) error { return m.run(ctx, h) }})
+		}
+		stages = append(stages, stage)
 	}
-	if runner, err = jobs.New(d.Truth, list, d.Log, d.Registry); err != nil {
-		return nil, nil, err
-	}
-	remover, err = store.NewRemover(d.Truth, wake, d.Kinds, d.Log, d.Registry)
-	return runner, remover, err
+	return stages
 }

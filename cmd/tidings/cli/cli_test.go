@@ -21,6 +21,7 @@ import (
 	"github.com/sethvargo/go-envconfig"
 	"github.com/spf13/cobra"
 
+	"github.com/tidings/tidings/cmd/internal/services"
 	"github.com/tidings/tidings/internal/testkit"
 )
 
@@ -36,6 +37,12 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 		os.Exit(0)
+	case "service": // of a fleet: the name of its binary is the first argument, as for command tidings
+		testkit.EndWithTest(nil)
+		services.Named(os.Args[0])()
+	case "spawned":
+		testkit.EndWithTest(nil)
+		os.Exit(mainWith(os.Args[1:], noteRan))
 	default:
 		os.Exit(mainWith(os.Args[1:], noteRan))
 	}

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 
 	"github.com/tidings/tidings/cmd/internal/fleet"
@@ -50,9 +49,10 @@ followercounts.`,
 				return nil, &usageError{err}
 			}
 			defer stop()
-			return nil, projector.Run(ctx, cfg.OpsAddr, cfg.Projector, func(now func() *kinds.Set) projections.Projection {
-				return fleet.Projections(now)[slices.Index(fleet.Names(), consumer)]
-			}, prometheus.NewRegistry())
+			return nil, daemon.Alone(ctx, consumer, cfg.OpsAddr,
+				projector.Part(cfg.Projector, func(now func() *kinds.Set) projections.Projection {
+					return fleet.Projections(now)[slices.Index(fleet.Names(), consumer)]
+				}))
 		},
 	})
 	c.Flags().StringVar(&consumer, "consumer", "", "the consumer: "+strings.Join(fleet.Names(), ", "))

@@ -5,9 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
+	"maps"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -16,8 +17,7 @@ import (
 	"go.opentelemetry.io/otel/exporters/stdout/stdouttrace"
 
 	"github.com/tidings/tidings/api"
-	"github.com/tidings/tidings/cmd/internal/projector"
-	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/cmd/internal/services"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/internal/pglocal"
@@ -25,8 +25,6 @@ import (
 	"github.com/tidings/tidings/internal/words"
 	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/ops/console"
-	"github.com/tidings/tidings/ops/upkeep"
-	"github.com/tidings/tidings/relay"
 )
 
 // The tenant of dev's token, and the token's name.
@@ -50,11 +48,8 @@ type devConfig struct {
 	Broker                 broker.Config
 	API                    api.Config
 	Console                console.Config
-	Relay                  relay.Config
-	Consumers              consumers.Config
-	Verify                 projector.VerifyConfig
-	Upkeep                 upkeep.Config
 
+	parts          map[string]string // variables of the parts that dev sets
 	traceFile      string
 	sharedDatabase bool // migrate a database that has tables of others
 }
@@ -77,11 +72,10 @@ With --trace it writes spans as lines of JSON. tidings events find --id ID --tra
 one event.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			cfg, err := p.devConfig(c.Context())
+			cfg, err := p.devConfig(c.Context(), readOnly)
 			if err != nil {
 				return &usageError{err}
 			}
-			cfg.Console.ReadOnly = cfg.Console.ReadOnly || readOnly
 			cfg.sharedDatabase = shared
 			if dir == "" {
 				if dir, err = p.defaultData(); err != nil {
@@ -117,21 +111,40 @@ one event.`,
 }
 
 // devConfig reads the environment. Its defaults are those of one person on one machine.
-func (p Process) devConfig(ctx context.Context) (cfg devConfig, err error) {
+func (p Process) devConfig(ctx context.Context, readOnly bool) (cfg devConfig, err error) {
 	if err := envconfig.ProcessWith(ctx, &envconfig.Config{Target: &cfg, Lookuper: p.Env}); err != nil {
 		return cfg, fmt.Errorf("read the environment: %w", err)
 	}
+	cfg.parts = map[string]string{}
 	if _, set := p.Env.Lookup("CONSOLE"); !set {
-		cfg.Console.On = true
+		cfg.Console.On, cfg.parts["CONSOLE"] = true, "true"
+	}
+	if readOnly {
+		cfg.parts["CONSOLE_READ_ONLY"] = "true"
 	}
 	if _, set := p.Env.Lookup("HEARTBEAT_INTERVAL"); !set {
-		cfg.Relay.Heartbeat = devHeartbeat
+		cfg.parts["HEARTBEAT_INTERVAL"] = devHeartbeat.String()
 	}
 	if cfg.API.TLSCert != "" {
 		return cfg, errors.New("dev answers plain HTTP on loopback: unset API_TLS_CERT and API_TLS_KEY")
 	}
 	cfg.Log.Level, cfg.Log.Format = orDefault(cfg.Log.Level, "warn"), orDefault(cfg.Log.Format, "text") // a person reads dev's log
-	return cfg, nil
+	// Before any server starts: the values that are still to come are all valid.
+	example := instance{DatabaseURL: "postgres:///", NATSURL: "nats://127.0.0.1"}
+	_, err = services.Configure(ctx, p.partsOf(cfg, example, strings.Repeat("0", 64)), nil, nil)
+	return cfg, err
+}
+
+// partsOf returns the environment of dev's parts.
+func (p Process) partsOf(cfg devConfig, in instance, cursorKey string) envconfig.Lookuper {
+	maps.Copy(cfg.parts, map[string]string{
+		"DATABASE_URL": in.DatabaseURL, "PROJECTIONS_DATABASE_URL": orDefault(in.ProjectionsDatabaseURL, in.DatabaseURL),
+		"NATS_URL": in.NATSURL, "API_CURSOR_KEY": orDefault(cfg.API.CursorKey, cursorKey),
+		// Dev's login may do all that the console offers.
+		"CONSOLE_DATABASE_URL": "", "CONSOLE_PROJECTIONS_DATABASE_URL": "",
+		"CONSOLE_OWNER_DATABASE_URL": orDefault(in.ProjectionsDatabaseURL, in.DatabaseURL),
+	})
+	return envconfig.MultiLookuper(envconfig.MapLookuper(cfg.parts), p.Env)
 }
 
 // dev starts the servers, then the parts, and stops them in the opposite order when ctx ends.
@@ -157,8 +170,7 @@ func (p Process) dev(ctx context.Context, cfg devConfig, dir string, log *slog.L
 		return err
 	}
 	defer apiListener.Close() // the server may have closed it already
-	reg := prometheus.NewRegistry()
-	ops := daemon.NewOps("dev", cfg.OpsAddr, reg, log)
+	ops := daemon.NewOps("dev", cfg.OpsAddr, prometheus.NewRegistry(), log)
 	opsAddr, err := ops.Listen()
 	if err != nil {
 		return portError("OPS_ADDR", cfg.OpsAddr, err)
@@ -174,7 +186,7 @@ func (p Process) dev(ctx context.Context, cfg devConfig, dir string, log *slog.L
 		in.Console, in.ConsoleToken = in.API+"/console/", state.ConsoleToken
 	}
 
-	var last []part // they watch the servers that the other parts need
+	var last []daemon.Part // they watch the servers that the other parts need
 	if in.DatabaseURL == "" {
 		pg, err := startPostgres(ctx, filepath.Join(dir, "postgres"), p.Stderr)
 		if err != nil {
@@ -185,7 +197,7 @@ func (p Process) dev(ctx context.Context, cfg devConfig, dir string, log *slog.L
 		if in.DatabaseURL, err = ownDatabase(ctx, pg); err != nil {
 			return err
 		}
-		last = append(last, part{"PostgreSQL", func(ctx context.Context) error { return watch(ctx, pg, dir) }})
+		last = append(last, daemon.Part{Name: "PostgreSQL", Run: func(ctx context.Context) error { return watch(ctx, pg, dir) }})
 	}
 	if in.ProjectionsDatabaseURL == "" {
 		in.ProjectionsDatabaseURL = in.DatabaseURL
@@ -206,12 +218,23 @@ func (p Process) dev(ctx context.Context, cfg devConfig, dir string, log *slog.L
 	if err := in.migrate(ctx, log); err != nil {
 		return err
 	}
-	if cfg.API.CursorKey == "" {
-		cfg.API.CursorKey = state.CursorKey
+	connected, err := prepareServers(ctx, cfg, in, log)
+	if err != nil {
+		return err
 	}
-	w := &wiring{cfg: cfg, in: in, reg: reg, ops: ops, log: log}
-	defer w.close()
-	return p.runAll(ctx, w, apiListener, dir, last)
+	parts, err := services.Configure(ctx, p.partsOf(cfg, in, state.CursorKey), nil, apiListener)
+	if err != nil {
+		return err
+	}
+	stages := append(parts.Stages(ops, log), append(last, daemon.Part{Name: "ops", Run: ops.Run}))
+	if err := in.write(dir); err != nil {
+		return err
+	}
+	// Requests that arrive before the API serves wait in its listener.
+	if err := greet(p.Stdout, in, dir, cfg.NATSURL != "", connected); err != nil {
+		return err
+	}
+	return daemon.RunStages(ctx, stages...)
 }
 
 // checkDatabases prints the databases that the environment names. It returns an error if one has
@@ -256,28 +279,6 @@ func (p Process) trace(ctx context.Context, file string, log *slog.Logger) (cont
 		return ctx, nil, errors.Join(err, f.Close())
 	}
 	return ctx, func() error { stop(); return f.Close() }, nil
-}
-
-// runAll runs the parts until ctx ends or one of them returns. The last parts stop together with
-// the ops port, after all others.
-func (p Process) runAll(ctx context.Context, w *wiring, listener net.Listener, dir string, last []part) error {
-	if err := w.connect(ctx); err != nil {
-		return err
-	}
-	stages, err := w.parts(ctx, listener)
-	if err != nil {
-		return err
-	}
-	stages = append(stages, append(last, part{"ops", w.ops.Run}))
-
-	if err := w.in.write(dir); err != nil {
-		return err
-	}
-	// Requests that arrive before the API serves wait in its listener.
-	if err := greet(p.Stdout, w.in, dir, w.cfg.NATSURL != "", w.nc.IsConnected()); err != nil {
-		return err
-	}
-	return runStages(ctx, stages...)
 }
 
 // watch returns an error when the server has ended by itself, and nil when ctx ends.

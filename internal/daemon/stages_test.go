@@ -1,4 +1,4 @@
-package cli
+package daemon
 
 import (
 	"context"
@@ -10,8 +10,8 @@ import (
 
 func TestStagesStopInOrder(t *testing.T) {
 	var order []string // only one part at a time may append; otherwise -race fails
-	p := func(name string) part {
-		return part{name, func(ctx context.Context) error {
+	p := func(name string) Part {
+		return Part{name, func(ctx context.Context) error {
 			<-ctx.Done()
 			order = append(order, name)
 			return nil
@@ -19,7 +19,7 @@ func TestStagesStopInOrder(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := runStages(ctx, []part{p("api")}, []part{p("consumers")}, []part{p("relay")}); err != nil {
+	if err := RunStages(ctx, []Part{p("api")}, []Part{p("consumers")}, []Part{p("relay")}); err != nil {
 		t.Error(err)
 	}
 	if want := []string{"api", "consumers", "relay"}; !slices.Equal(order, want) {
@@ -32,9 +32,9 @@ func TestStagesStopWhenAPartEnds(t *testing.T) {
 	for name, result := range map[string]error{"with an error": broken, "by itself": nil} {
 		t.Run(name, func(t *testing.T) {
 			stopped := false
-			err := runStages(t.Context(),
-				[]part{{"other", func(ctx context.Context) error { <-ctx.Done(); stopped = true; return nil }}},
-				[]part{{"relay", func(context.Context) error { return result }}})
+			err := RunStages(t.Context(),
+				[]Part{{"other", func(ctx context.Context) error { <-ctx.Done(); stopped = true; return nil }}},
+				[]Part{{"relay", func(context.Context) error { return result }}})
 			if !stopped || err == nil || !strings.HasPrefix(err.Error(), "relay: ") || result != nil && !errors.Is(err, result) {
 				t.Errorf("error %v, other part stopped: %t", err, stopped)
 			}

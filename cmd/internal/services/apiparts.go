@@ -1,0 +1,98 @@
+package services
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tidings/tidings/api"
+	"github.com/tidings/tidings/cmd/internal/fleet"
+	"github.com/tidings/tidings/cmd/internal/heads"
+	"github.com/tidings/tidings/event/contracts"
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/ops/console"
+	"github.com/tidings/tidings/outbox"
+	"github.com/tidings/tidings/store"
+)
+
+// apiParts are the parts of an API.
+type apiParts struct {
+	handler *api.Handler
+	waker   *broker.Waker
+	kinds   *kinds.Catalog // of the truth
+
+	pages  *api.Pages
+	cfg    api.Config
+	nc     *nats.Conn
+	broker broker.Config
+	log    *slog.Logger
+}
+
+// newAPI returns the parts of an API. NATS only wakes relays and renews cached pages: neither reads
+// nor writes need it.
+func newAPI(cfg api.Config, truth, tokens, projections *pgxpool.Pool, nc *nats.Conn, b broker.Config, reg prometheus.Registerer,
+	log *slog.Logger) (a *apiParts, err error) {
+	a = &apiParts{waker: broker.NewWaker(nc, b), kinds: kinds.NewCatalog(truth, kinds.Truth, log), pages: api.NewPages(cfg, reg),
+		cfg: cfg, nc: nc, broker: b, log: log}
+	a.handler, err = api.New(cfg, api.Deps{Store: store.New(truth, a.waker.Wake), Tokens: tokens, DLQ: outbox.NewDLQ(truth, a.waker.Wake),
+		Projections: projections, Kinds: a.kinds, Fleet: fleet.Projections(a.kinds.Now), Pages: a.pages, Streams: heads.Of(nc, b),
+		Names: contracts.Names{Stream: b.Stream, Prefix: b.Prefix, Live: b.LivePrefix, Source: b.Source}, Log: log, Reg: reg})
+	return a, err
+}
+
+// load loads the data that requests need. The databases have this program's schemas.
+func (a *apiParts) load(ctx context.Context) error {
+	if err := a.kinds.Load(ctx); err != nil {
+		return err
+	}
+	return a.handler.Look(ctx)
+}
+
+// listen renews cached pages as the streams store events, until ctx ends.
+func (a *apiParts) listen(ctx context.Context) error {
+	return broker.Listen(ctx, a.nc, a.broker, a.pages, a.log)
+}
+
+// openConsole returns a console beside the API, and a function that closes its pools. The console
+// is nil if it is off. Its pools have few connections and act as the system role, and its readers
+// take no connections from the other parts. The login of ownerURL owns the projections' tables, for
+// replays; without it the console offers none.
+func (a *apiParts) openConsole(ctx context.Context, cfg console.Config, few postgres.Config,
+	truthURL, projectionsURL, ownerURL string) (*console.Console, func(), error) {
+	if !cfg.On {
+		return nil, func() {}, nil
+	}
+	keys, err := a.cfg.CursorKeys()
+	if err != nil {
+		return nil, nil, err
+	}
+	js, err := jetstream.New(a.nc)
+	if err != nil {
+		return nil, nil, fmt.Errorf("use JetStream: %w", err)
+	}
+	few.MaxConns = console.Conns
+	truth, err := postgres.Open(ctx, truthURL, few, postgres.RoleSystem, "console")
+	if err != nil {
+		return nil, nil, err
+	}
+	projections, err := postgres.Open(ctx, projectionsURL, few, postgres.RoleSystem, "console")
+	if err != nil {
+		truth.Close()
+		return nil, nil, err
+	}
+	closePools := func() { projections.Close(); truth.Close() }
+	c, err := console.New(cfg, console.Deps{Truth: truth, Projections: projections, NATS: a.nc, JetStream: js, Broker: a.broker,
+		Kinds: a.kinds, Fleet: fleet.Projections(a.kinds.Now), Wake: a.waker.Wake, OwnerURL: ownerURL, Postgres: few, Keys: keys,
+		Log: a.log})
+	if err != nil {
+		closePools()
+	}
+	return c, closePools, err
+}
