@@ -172,6 +172,9 @@ func Check(ctx context.Context, pool *pgxpool.Pool, set Set) error {
 		}
 	}
 	have, err := Version(ctx, pool, set)
+	if postgres.IsPermission(err) { // the table exists before the first migration lets anybody read it
+		return fmt.Errorf("%w: %w", ErrOutdated, err)
+	}
 	if err != nil {
 		return err
 	}

@@ -585,3 +585,16 @@ func TestTheReaderReadsEveryTableOfEveryTenantAndWritesNone(t *testing.T) {
 		t.Errorf("tidings_reader may take numbers of %v, %v", sequences, err)
 	}
 }
+
+// TestATableThatNobodyMayReadYetIsOutdated revokes the right to read the versions, as in the moment
+// before the first migration grants it. Processes wait.
+func TestATableThatNobodyMayReadYetIsOutdated(t *testing.T) {
+	db := testkit.Postgres(t)
+	if _, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(),
+		`REVOKE SELECT ON tidings_truth_migrations FROM tidings_reader`); err != nil {
+		t.Fatal(err)
+	}
+	if err := migrations.Check(t.Context(), db.Pool(t, postgres.RoleReader), migrations.Truth); !errors.Is(err, migrations.ErrOutdated) {
+		t.Errorf("got %v, want ErrOutdated", err)
+	}
+}
