@@ -191,14 +191,8 @@ func replaceOpen(ctx context.Context, pool *pgxpool.Pool, to int) (old, added []
 		if err != nil {
 			return err
 		}
-		for _, p := range all {
-			if p.Closed {
-				continue
-			}
-			if p.Closing {
-				return fmt.Errorf("%w: partition %d has not closed yet", ErrResizing, p.Number)
-			}
-			old = append(old, p)
+		if old, err = resizable(all, to); err != nil {
+			return err
 		}
 		if len(old) == to {
 			return nil
@@ -214,11 +208,23 @@ func replaceOpen(ctx context.Context, pool *pgxpool.Pool, to int) (old, added []
 
 // replace adds to partitions that share all slots evenly, and makes the old ones close.
 func replace(ctx context.Context, tx pgx.Tx, all, old []Partition, to int) (added []Partition, err error) {
-	next, width := all[len(all)-1].Number+1, event.Slots/to
 	var closing []int
 	for _, p := range old {
 		closing = append(closing, p.Number)
 	}
+	added = successors(all, old, to)
+	for _, p := range added {
+		if err := addPartition(ctx, tx, p); err != nil {
+			return nil, err
+		}
+	}
+	_, err = tx.Exec(ctx, closingSQL, pgx.StrictNamedArgs{"partitions": closing})
+	return added, err
+}
+
+// successors returns to partitions that share all slots evenly and take over those of the old ones.
+func successors(all, old []Partition, to int) (added []Partition) {
+	next, width := all[len(all)-1].Number+1, event.Slots/to
 	for i := range to {
 		p := Partition{Number: next + i, FirstSlot: i * width, LastSlot: (i+1)*width - 1}
 		for _, o := range old {
@@ -226,13 +232,36 @@ func replace(ctx context.Context, tx pgx.Tx, all, old []Partition, to int) (adde
 				p.After = append(p.After, o.Number)
 			}
 		}
-		if err := addPartition(ctx, tx, p); err != nil {
-			return nil, err
-		}
 		added = append(added, p)
 	}
-	_, err = tx.Exec(ctx, closingSQL, pgx.StrictNamedArgs{"partitions": closing})
-	return added, err
+	return added
+}
+
+// Planned returns the partitions that Resize would add to all, or none if to are open already.
+func Planned(all []Partition, to int) ([]Partition, error) {
+	old, err := resizable(all, to)
+	if err != nil || len(old) == to {
+		return nil, err
+	}
+	return successors(all, old, to), nil
+}
+
+// resizable returns the open partitions of all, if they may become to ones now. 0 means the current
+// number.
+func resizable(all []Partition, to int) (old []Partition, err error) {
+	if to < 0 || to > event.Slots || to&(to-1) != 0 {
+		return nil, fmt.Errorf("want 1, 2, 4, 8, 16 or %d partitions", event.Slots)
+	}
+	for _, p := range all {
+		switch {
+		case p.Closed:
+		case p.Closing:
+			return nil, fmt.Errorf("%w: partition %d has not closed yet", ErrResizing, p.Number)
+		default:
+			old = append(old, p)
+		}
+	}
+	return old, nil
 }
 
 // addPartition adds a partition that succeeds others. Its floor is the lowest of their floors.

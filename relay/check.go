@@ -105,6 +105,8 @@ func refuse(name string, p outbox.Partition, stream broker.Stream, err error) (l
 	)
 	no := func(remedy, format string, args ...any) error { return refusal{fmt.Errorf(format+remedy, args...)} }
 	switch {
+	case errors.Is(err, broker.ErrMissing):
+		return false, no("", "%w", err)
 	case errors.Is(err, broker.ErrStreamShape):
 		return false, no(repair, "%w", err)
 	case p.Stream == "" && stream.Last > 0:

@@ -126,6 +126,8 @@ func (w *writer) outcomeOf(err error, ofBroker bool) outcome {
 		return outcome{trouble: true, end: fmt.Errorf("%w: partition %d: %w", errUnreachable, w.p.Number, err)}
 	case (errors.Is(err, errTailMoved) || errors.Is(err, errConflict)) && w.failures == 1:
 		return outcome{quiet: true} // another relay is at work, or the stream has a foreign message: catch up at once
+	case errors.Is(err, broker.ErrMissing):
+		return outcome{trouble: true, stopped: true, wait: maxReconnectDelay} // its owner is about to create it
 	case errors.Is(err, ErrStreamRefused):
 		return outcome{trouble: true, stopped: true, wait: work.MaxRetry}
 	}

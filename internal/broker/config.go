@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -33,10 +34,23 @@ type Config struct {
 	Tags   []string      `env:"NATS_PLACEMENT_TAGS"`
 	MaxAge time.Duration `env:"NATS_MAX_AGE, default=720h"` // how long events remain in the stream; 0: forever
 	// of each stream; a full stream refuses publishes, and the outbox waits; -1 for no limit
-	MaxBytes int64         `env:"NATS_MAX_BYTES, default=-1"`
-	Timeout  time.Duration `env:"NATS_TIMEOUT, default=5s"` // for one connection attempt, and for one request about a stream
+	MaxBytes int64 `env:"NATS_MAX_BYTES, default=-1"`
+	// false: the streams, the bucket and the durable consumers belong to somebody else, who creates
+	// and changes them. Processes only check them
+	Unmanaged Unmanaged     `env:"NATS_MANAGE, default=true"`
+	Timeout   time.Duration `env:"NATS_TIMEOUT, default=5s"` // for one connection attempt, and for one request about a stream
 	// between pings; after two unanswered pings the client tries another server
 	Ping time.Duration `env:"NATS_PING_INTERVAL, default=2s"`
+}
+
+// Unmanaged is the opposite of NATS_MANAGE, so that the zero Config manages.
+type Unmanaged bool
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (u *Unmanaged) UnmarshalText(text []byte) error {
+	manage, err := strconv.ParseBool(string(text))
+	*u = Unmanaged(!manage)
+	return err
 }
 
 var (

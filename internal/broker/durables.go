@@ -83,6 +83,9 @@ type Subscription struct {
 // have. So Subscribe creates that one first and then lists the streams: a stream that Declare
 // creates later gets the consumer from there.
 func Subscribe(ctx context.Context, js jetstream.JetStream, cfg Config, p Principal, s Subscription) (created []string, err error) {
+	if cfg.Unmanaged {
+		return nil, ErrUnmanaged
+	}
 	if err := p.Validate(); err != nil {
 		return nil, err
 	}
@@ -109,7 +112,7 @@ func Subscribe(ctx context.Context, js jetstream.JetStream, cfg Config, p Princi
 	if s.InOrder {
 		base.PriorityPolicy, base.PriorityGroups, base.PinnedTTL = jetstream.PriorityPolicyPinned, []string{OrderGroup}, s.AckWait
 	}
-	made, err := ensureDurable(ctx, js, cfg.DeadStream(), base, true)
+	made, err := ensureDurable(ctx, js, cfg.DeadStream(), base, true, false)
 	if err != nil {
 		return nil, err
 	}
@@ -124,7 +127,7 @@ func Subscribe(ctx context.Context, js jetstream.JetStream, cfg Config, p Princi
 		if !s.Since.IsZero() {
 			c.DeliverPolicy, c.OptStartTime = jetstream.DeliverByStartTimePolicy, &s.Since
 		}
-		if made, err = ensureDurable(ctx, js, stream.Name, c, true); err != nil {
+		if made, err = ensureDurable(ctx, js, stream.Name, c, true, false); err != nil {
 			return created, err
 		}
 		if made {
@@ -154,7 +157,7 @@ func keep(ctx context.Context, js jetstream.JetStream, cfg Config, s Stream) err
 		return fmt.Errorf("list the consumers of stream %s: %w", cfg.DeadStream(), unanswered(js, err))
 	}
 	for _, c := range all {
-		if _, err := ensureDurable(ctx, js, s.Name, onStream(c, s), false); err != nil {
+		if _, err := ensureDurable(ctx, js, s.Name, onStream(c, s), false, bool(cfg.Unmanaged)); err != nil {
 			return err
 		}
 	}
@@ -175,13 +178,16 @@ func onStream(record jetstream.ConsumerConfig, s Stream) jetstream.ConsumerConfi
 }
 
 // ensureDurable creates a durable consumer if the stream has none of that name. Otherwise it gives
-// that one the settings of c, with update, and keeps its position.
+// that one the settings of c, with update, and keeps its position. With unmanaged it changes nothing.
 func ensureDurable(ctx context.Context, js jetstream.JetStream, stream string, c jetstream.ConsumerConfig,
-	update bool) (created bool, err error) {
+	update, unmanaged bool) (created bool, err error) {
 	fail := func(err error) (bool, error) {
 		return false, fmt.Errorf("create consumer %s of stream %s: %w", c.Durable, stream, unanswered(js, err))
 	}
 	have, err := js.Consumer(ctx, stream, c.Durable)
+	if unmanaged && errors.Is(err, jetstream.ErrConsumerNotFound) {
+		err = missing("it")
+	}
 	if errors.Is(err, jetstream.ErrConsumerNotFound) {
 		if _, err = js.CreateConsumer(ctx, stream, c); err == nil {
 			return true, nil
@@ -216,20 +222,28 @@ const (
 	maxLetterBytes = 1 << 30
 )
 
+// dead returns the stream of subscribers' dead letters.
+func (c Config) dead(replicas int, tags []string) jetstream.StreamConfig {
+	return jetstream.StreamConfig{
+		Name: c.DeadStream(), Description: "Tidings: events that subscribers could not handle",
+		Subjects: []string{c.DeadStream() + ".*.*"},
+		Storage:  jetstream.FileStorage, Replicas: replicas, Placement: Placement(tags), AllowDirect: true,
+		Discard: jetstream.DiscardNew, DenyPurge: true, // letters are deleted one by one
+		// A subscriber's login may store any letter, and shares the disk with the events of all
+		// tenants.
+		MaxMsgsPerSubject: maxLetters, DiscardNewPerSubject: true, MaxBytes: maxLetterBytes,
+	}
+}
+
 // DeclareDead creates the stream of subscribers' dead letters, with the replicas and the placement
 // of a partition's stream.
 func DeclareDead(ctx context.Context, js jetstream.JetStream, cfg Config, events Stream) error {
 	_, err := js.Stream(ctx, cfg.DeadStream())
-	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		_, err = js.CreateStream(ctx, jetstream.StreamConfig{
-			Name: cfg.DeadStream(), Description: "Tidings: events that subscribers could not handle",
-			Subjects: []string{cfg.DeadStream() + ".*.*"},
-			Storage:  jetstream.FileStorage, Replicas: max(events.Replicas, 1), Placement: Placement(events.Tags), AllowDirect: true,
-			Discard: jetstream.DiscardNew, DenyPurge: true, // letters are deleted one by one
-			// A subscriber's login may store any letter, and shares the disk with the events of all
-			// tenants.
-			MaxMsgsPerSubject: maxLetters, DiscardNewPerSubject: true, MaxBytes: maxLetterBytes,
-		})
+	switch {
+	case errors.Is(err, jetstream.ErrStreamNotFound) && bool(cfg.Unmanaged):
+		err = missing("stream " + cfg.DeadStream())
+	case errors.Is(err, jetstream.ErrStreamNotFound):
+		_, err = js.CreateStream(ctx, cfg.dead(max(events.Replicas, 1), events.Tags))
 		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
 			err = nil // another process was faster
 		}

@@ -44,14 +44,24 @@ func RecordErased(ctx context.Context, js jetstream.JetStream, cfg Config, strea
 	return nil
 }
 
+func (c Config) erasedConfig() jetstream.KeyValueConfig {
+	return jetstream.KeyValueConfig{
+		Bucket: c.erasedBucket(), Description: "Tidings: sequences that were erased from its streams", Storage: jetstream.FileStorage,
+		Replicas: c.Replicas, Placement: Placement(c.Tags),
+	}
+}
+
 // declareErased creates the record's bucket, or raises the replicas of an existing one. Like a
 // stream, the bucket never gets fewer, and keeps its placement.
 func declareErased(ctx context.Context, js jetstream.JetStream, cfg Config) (jetstream.KeyValue, error) {
-	want := jetstream.KeyValueConfig{
-		Bucket: cfg.erasedBucket(), Description: "Tidings: sequences that were erased from its streams", Storage: jetstream.FileStorage,
-		Replicas: cfg.Replicas, Placement: Placement(cfg.Tags),
-	}
+	want := cfg.erasedConfig()
 	kv, err := js.KeyValue(ctx, want.Bucket)
+	if cfg.Unmanaged {
+		if errors.Is(err, jetstream.ErrBucketNotFound) {
+			err = missing("bucket " + want.Bucket)
+		}
+		return kv, err
+	}
 	if errors.Is(err, jetstream.ErrBucketNotFound) {
 		if kv, err = js.CreateKeyValue(ctx, want); errors.Is(err, jetstream.ErrBucketExists) {
 			kv, err = js.KeyValue(ctx, want.Bucket) // another process was faster

@@ -13,15 +13,16 @@ const (
 	Relay      = "relay"
 	API        = "api"
 	Consumer   = "consumer"   // also the archiver
+	Serve      = "serve"      // tidings serve: what relay, api and consumer may do together
 	Operator   = "operator"   // the commands
 	Subscriber = "subscriber" // a program outside Tidings
 )
 
 // Roles returns all roles.
-func Roles() []string { return []string{Relay, API, Consumer, Operator, Subscriber} }
+func Roles() []string { return []string{Relay, API, Consumer, Serve, Operator, Subscriber} }
 
-// MainAccount has the streams. Its users can destroy them, so only the relay and the operator
-// are. NATS does not check where a request wants its answer, and the server takes an answer that
+// MainAccount has the streams. Its users can destroy them, so they are only the relay, serve, which
+// contains a relay, and the operator. NATS does not check where a request wants its answer, and the server takes an answer that
 // comes as a request for a request. So permissions within one account are no boundary. Each other
 // principal has another account, which imports what the principal needs: an import replaces the
 // subject of the answer.
@@ -84,7 +85,7 @@ func (p Principal) Validate() error {
 // Complete returns our own principals and the subscribers. It returns an error for each invalid
 // one, and for two that would share a login, a password or a durable consumer.
 func Complete(subscribers []Principal) ([]Principal, error) {
-	all := append([]Principal{{Role: Relay}, {Role: API}, {Role: Consumer}, {Role: Operator}}, subscribers...)
+	all := append([]Principal{{Role: Relay}, {Role: API}, {Role: Consumer}, {Role: Serve}, {Role: Operator}}, subscribers...)
 	var errs []error
 	logins, durables := make(map[string]bool), make(map[string]bool)
 	for _, p := range all {
@@ -147,7 +148,7 @@ func (p Principal) InboxPrefix() string { return "_INBOX_" + p.Login() }
 // Account returns the name of p's account. The subscribers of a tenant share one.
 func (p Principal) Account() string {
 	switch {
-	case p.Role == Relay || p.Role == Operator:
+	case p.Role == Relay || p.Role == Serve || p.Role == Operator:
 		return MainAccount
 	case p.Role != Subscriber:
 		return strings.ToUpper(p.Role)
@@ -172,8 +173,17 @@ func (p Principal) Permissions(c Config) (publish, subscribe []string) {
 func (p Principal) uses(c Config) (sends, hears []string) {
 	switch p.Role {
 	case Relay:
-		return append(api("INFO", "STREAM.INFO.*", "STREAM.CREATE.*", "STREAM.UPDATE.*", "STREAM.MSG.GET.*",
-			"CONSUMER.LIST."+c.DeadStream(), "CONSUMER.INFO.*.*", "CONSUMER.CREATE.*.*.>"), c.Prefix+".>"), []string{WakeSubject}
+		sends = append(api("INFO", "STREAM.INFO.*", "STREAM.MSG.GET.*", "CONSUMER.LIST."+c.DeadStream(), "CONSUMER.INFO.*.*"), c.Prefix+".>")
+		if !c.Unmanaged {
+			sends = append(sends, api("STREAM.CREATE.*", "STREAM.UPDATE.*", "CONSUMER.CREATE.*.*.>")...)
+		}
+		return sends, []string{WakeSubject}
+	case Serve:
+		for _, part := range []string{Relay, API, Consumer} {
+			s, h := Principal{Role: part}.uses(c)
+			sends, hears = append(sends, s...), append(hears, h...)
+		}
+		return once(sends), once(hears)
 	case API:
 		return append(api("INFO", "STREAM.NAMES", "STREAM.INFO.*"), WakeSubject),
 			[]string{c.liveEvents()}
@@ -198,6 +208,16 @@ func (p Principal) uses(c Config) (sends, hears []string) {
 		sends = append(sends, api("STREAM.INFO.*", "STREAM.MSG.GET.*")...)
 	}
 	return sends, hears
+}
+
+// once returns each subject once, in the order of the first.
+func once(subjects []string) (all []string) {
+	for _, s := range subjects {
+		if !slices.Contains(all, s) {
+			all = append(all, s)
+		}
+	}
+	return all
 }
 
 // events returns the end of the subjects of the events that a subscriber gets.

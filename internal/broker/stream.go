@@ -352,14 +352,20 @@ func get(ctx context.Context, js jetstream.JetStream, stream string, query map[s
 // It never shrinks replicas, age or size, because another process may have a larger configuration;
 // Configure does. It keeps the placement, because a change copies the whole stream; Configure moves
 // it. It keeps the slots. A stream that has had no message gets the durable consumers of Subscribe.
+//
+// With NATS_MANAGE=false it changes nothing. It returns ErrMissing if the stream, or one of these
+// consumers, does not exist.
 func Declare(ctx context.Context, js jetstream.JetStream, cfg Config, p Partition, log *slog.Logger) (Stream, error) {
 	if err := cfg.Validate(); err != nil {
 		return Stream{}, err
 	}
+	if cfg.Unmanaged {
+		return checked(ctx, js, cfg, p)
+	}
 	name := cfg.StreamName(p.Number)
 	stream, err := js.Stream(ctx, name)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		stream, err = create(ctx, js, cfg.declare(jetstream.StreamConfig{Metadata: p.metadata(), Placement: Placement(cfg.Tags)}, p.Number))
+		stream, err = create(ctx, js, cfg.planned(p))
 		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
 			stream, err = js.Stream(ctx, name) // another process was faster, perhaps with other settings
 		}
@@ -398,13 +404,17 @@ func Declare(ctx context.Context, js jetstream.JetStream, cfg Config, p Partitio
 
 // Inspect compares a partition's stream with the result of Declare, and changes nothing. refused
 // are the reasons why Declare would refuse the stream. reset reports whether Declare would reset
-// limits that somebody changed.
+// limits that somebody changed; with NATS_MANAGE=false it never does, and refused has the settings
+// that relays require.
 func Inspect(ctx context.Context, js jetstream.JetStream, cfg Config, p Partition) (refused []string, reset bool, err error) {
 	stream, err := js.Stream(ctx, cfg.StreamName(p.Number))
 	if err != nil {
 		return nil, false, fmt.Errorf("look up stream %s: %w", cfg.StreamName(p.Number), unanswered(js, err))
 	}
 	have := stream.CachedInfo().Config
+	if cfg.Unmanaged {
+		return cfg.unmet(have, p), false, nil
+	}
 	want := cfg.declare(have, p.Number)
 	grow(&want, have)
 	return cfg.mismatch(have, p), !equal(want, have), nil
@@ -463,6 +473,9 @@ type Configured struct {
 // Servers copy a moving stream in the background, and publishes and reads continue meanwhile. After
 // an error only some streams may have changed: call it again.
 func Configure(ctx context.Context, js jetstream.JetStream, cfg Config, l Limits) (all []Configured, err error) {
+	if cfg.Unmanaged {
+		return nil, ErrUnmanaged
+	}
 	streams, err := Streams(ctx, js, cfg)
 	if err != nil {
 		return nil, err
@@ -588,6 +601,13 @@ func MarkRepaired(ctx context.Context, js jetstream.JetStream, cfg Config, parti
 	stream, err := js.Stream(ctx, cfg.StreamName(partition))
 	if err != nil {
 		return fmt.Errorf("look up stream %s: %w", cfg.StreamName(partition), err)
+	}
+	if cfg.Unmanaged {
+		if stream.CachedInfo().Config.Metadata[MetaRepaired] == "" {
+			return fmt.Errorf("%w: the metadata of stream %s has no %s=true, which `tidings stream plan` gives it", ErrStreamShape,
+				cfg.StreamName(partition), MetaRepaired)
+		}
+		return nil
 	}
 	_, err = change(ctx, js, stream, func(have jetstream.StreamConfig) jetstream.StreamConfig {
 		if have.Metadata == nil {

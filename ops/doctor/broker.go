@@ -52,6 +52,13 @@ func Broker(ctx context.Context, nc *nats.Conn, cfg broker.Config, partitions []
 		}
 		all = append(all, found...)
 	}
+	if cfg.Unmanaged {
+		if err := broker.HasErasedBucket(ctx, js, cfg); errors.Is(err, broker.ErrMissing) {
+			all = append(all, finding("stream-missing", where, "no erasure can run: "+err.Error(), "create what tidings stream plan prints"))
+		} else if err != nil && !broker.IsTransient(err) {
+			return nil, err
+		}
+	}
 	dead, err := js.Stream(ctx, cfg.DeadStream())
 	if err == nil && !dead.CachedInfo().Config.DenyPurge {
 		all = append(all, finding("stream-purge", cfg.DeadStream(),
@@ -81,7 +88,7 @@ func stream(ctx context.Context, js jetstream.JetStream, cfg broker.Config, p br
 	}
 	if len(refused) > 0 {
 		all = append(all, finding("stream-shape", name, strings.Join(refused, "; "),
-			"undo the change with `nats stream edit`, or replace the stream: tidings repair stream"))
+			"undo the change with `nats stream edit` (tidings stream plan prints the settings), or replace the stream: tidings repair stream"))
 	}
 	if reset {
 		all = append(all, finding("stream-limits", name,

@@ -173,6 +173,7 @@ var probeRules = []Rule{
 	{Name: "nats-credentials", Severity: Warning, Runbook: "CredentialsExpire"},
 	{Name: "jetstream", Severity: Error},
 	{Name: "storage", Severity: Warning, Runbook: "StreamNearlyFull"},
+	{Name: "stream-missing", Severity: Error, Console: "partitions"},
 	{Name: "stream-shape", Severity: Error, Console: "partitions"},
 	{Name: "stream-limits", Severity: Warning, Console: "partitions"},
 	{Name: "stream-placement", Severity: Warning, Console: "partitions"},

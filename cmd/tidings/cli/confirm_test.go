@@ -35,7 +35,7 @@ var harmless = []string{
 	"kinds list", "kinds show",
 	"load", "migrate", "nats account", "nats creds", "nats durable", "nats revoke", "nats users", "outbox list",
 	"outbox retry", "outbox show", "partitions list", "pause",
-	"ready", "resume", "serve", "status", "token create", "token identify", "token list", "verify", "version",
+	"ready", "resume", "serve", "status", "stream plan", "token create", "token identify", "token list", "verify", "version",
 }
 
 // unrecorded are the destructive commands whose actor and reason are not stored.

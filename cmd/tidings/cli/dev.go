@@ -209,6 +209,7 @@ func (p Process) dev(ctx context.Context, cfg devConfig, dir string, log *slog.L
 		}
 		defer server.Shutdown()
 		in.NATSURL, state.NATSPort = server.URL(), portOf(server.URL())
+		cfg.Broker.Unmanaged, cfg.parts["NATS_MANAGE"] = false, "true" // nobody else has streams there
 	}
 	if err := state.write(dir); err != nil {
 		return err
