@@ -1,6 +1,7 @@
 #!/bin/sh
 # docker.sh image|up|down: the commands behind `make image`, `make up` and `make down`. Variables of the environment:
 #   BROKERS        1 or 3
+#   MODE           serve: one process for all parts. fleet: a process for each
 #   METRICS        empty: without Prometheus and Grafana
 #   DOCKER         the docker command
 #   TIDINGS_IMAGE  the image's name
@@ -40,6 +41,14 @@ case ${BROKERS:-1} in
 	;;
 *) fail "BROKERS is $BROKERS. It must be 1 or 3" ;;
 esac
+case ${MODE:-serve} in
+serve) ;;
+fleet)
+	files="$files -f compose.fleet.yaml" NATS_REPLICAS=${BROKERS:-1}
+	export NATS_REPLICAS
+	;;
+*) fail "MODE is $MODE. It must be serve or fleet" ;;
+esac
 compose() { $docker compose --env-file "$env" $files "$@"; }
 
 if [ "$1" = down ]; then
@@ -50,8 +59,8 @@ umask 077
 touch "$env"
 add() { grep -q "^$1=" "$env" || printf '%s=%s\n' "$1" "${2:-}$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')" >>"$env"; }
 add API_CURSOR_KEY
-for name in "" _API _CONSOLE _RELAY _FOLLOWERCOUNTS _THREADCACHE _VERIFY _ARCHIVER _OPERATOR; do add "POSTGRES_PASSWORD$name"; done
-for name in RELAY API CONSUMER OPERATOR CLUSTER; do add "NATS_PASSWORD_$name" p; done
+for name in "" _SERVE _API _CONSOLE _RELAY _FOLLOWERCOUNTS _THREADCACHE _VERIFY _ARCHIVER _OPERATOR; do add "POSTGRES_PASSWORD$name"; done
+for name in RELAY API CONSUMER SERVE OPERATOR CLUSTER; do add "NATS_PASSWORD_$name" p; done
 
 metrics=${METRICS-true}
 image

@@ -26,12 +26,12 @@ type composed struct {
 	console string
 }
 
-func compose(t *testing.T, brokers string) *composed {
+func compose(t *testing.T, brokers, mode string) *composed {
 	t.Helper()
 	c := &composed{t: t, env: os.Environ()}
-	secrets, project := filepath.Join(t.TempDir(), "env"), fmt.Sprintf("tidings-test-%d-%s", os.Getpid(), brokers)
-	for name, value := range map[string]string{"TIDINGS_IMAGE": testImage, "ENV_FILE": secrets, "BROKERS": brokers, "METRICS": "",
-		"COMPOSE_PROJECT_NAME": project} {
+	secrets, project := filepath.Join(t.TempDir(), "env"), fmt.Sprintf("tidings-test-%d-%s-%s", os.Getpid(), mode, brokers)
+	for name, value := range map[string]string{"TIDINGS_IMAGE": testImage, "ENV_FILE": secrets, "BROKERS": brokers, "MODE": mode, "METRICS": "",
+		"NATS_REPLICAS": brokers, "COMPOSE_PROJECT_NAME": project} {
 		c.env = append(c.env, name+"="+value)
 	}
 	for _, name := range []string{"API_PORT", "CONSOLE_PORT", "POSTGRES_PORT", "NATS_PORT"} {
@@ -47,6 +47,9 @@ func compose(t *testing.T, brokers string) *composed {
 	c.args = []string{"compose", "--env-file", secrets, "-f", "compose.yaml"}
 	if brokers == "3" {
 		c.args = append(c.args, "-f", "compose.three.yaml")
+	}
+	if mode == "fleet" {
+		c.args = append(c.args, "-f", "compose.fleet.yaml")
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -131,6 +134,32 @@ func (c *composed) clean() {
 	}
 }
 
+// TestServeInContainers kills the only process of the parts while a client writes, and lets Compose
+// start it again. In the end every write is there.
+func TestServeInContainers(t *testing.T) {
+	buildImage(t, testImage)
+	c := compose(t, "1", "serve")
+	c.make("up")
+	const services = 4 // serve, console, postgres, nats
+	c.healthy(services)
+	c.signIn()
+	token := c.tidings("token", "create", "--tenant", "1", "--name", "me")
+	load := c.command("docker", append(c.args[:len(c.args):len(c.args)], "run", "--rm", "-T", "tidings", "load", "--url",
+		"http://serve:8080", "--token", token, "--json", "--generate", "users=1000,edges=10000,seed=1")...)
+	var result, problems strings.Builder
+	load.Stdout, load.Stderr = &result, &problems
+	if err := load.Start(); err != nil {
+		t.Fatal(err)
+	}
+	c.docker("kill", "--signal", "KILL", "serve")
+	c.docker("start", "serve")
+	if err := load.Wait(); err != nil {
+		t.Fatalf("load: %v\n%s%s", err, &result, &problems)
+	}
+	c.healthy(services)
+	c.clean()
+}
+
 // TestTheFleetInContainers kills a relay and one of three brokers, restarts PostgreSQL, and adds
 // instances while a client writes. Then it stops and starts the whole fleet. In the end the fleet
 // has every write.
@@ -138,7 +167,7 @@ func TestTheFleetInContainers(t *testing.T) {
 	buildImage(t, testImage)
 	for _, brokers := range []string{"1", "3"} {
 		t.Run(brokers+" brokers", func(t *testing.T) {
-			c := compose(t, brokers)
+			c := compose(t, brokers, "fleet")
 			c.make("up")
 			services := 9 // api, console, two relays, followercounts, threadcache, archiver, postgres, nats
 			if brokers == "3" {

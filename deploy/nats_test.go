@@ -2,6 +2,7 @@ package deploy_test
 
 import (
 	"fmt"
+	"maps"
 	"net/url"
 	"os"
 	"regexp"
@@ -58,20 +59,31 @@ func TestBrokerOfTheFleetSyncsBeforeItAcknowledgesAndKnowsEachBinary(t *testing.
 	}
 }
 
-// TestEachServiceOfTheFleetHasALoginOfItsOwn checks compose.yaml: only the migration runs as the
-// superuser, no two services share a login, and `migrate` and NATS know the login, user and
-// password of each service.
-func TestEachServiceOfTheFleetHasALoginOfItsOwn(t *testing.T) {
-	text, err := os.ReadFile("compose.yaml")
+func readCompose(t *testing.T, name string, into any) {
+	t.Helper()
+	text, err := os.ReadFile(name)
+	if err == nil {
+		err = yaml.Unmarshal(text, into)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	var file struct {
+}
+
+// TestEachServiceOfTheFleetHasALoginOfItsOwn checks compose.yaml and compose.fleet.yaml: only the migration runs as the
+// superuser, no two services share a login, and `migrate` and NATS know the login, user and
+// password of each service.
+func TestEachServiceOfTheFleetHasALoginOfItsOwn(t *testing.T) {
+	var file, fleet struct {
 		Services map[string]struct{ Environment map[string]string }
 		Configs  map[string]struct{ Content string }
 	}
-	if err := yaml.Unmarshal(text, &file); err != nil {
-		t.Fatal(err)
+	readCompose(t, "compose.yaml", &file)
+	readCompose(t, "compose.fleet.yaml", &fleet)
+	for name, s := range fleet.Services {
+		if name != "serve" {
+			file.Services[name] = s
+		}
 	}
 	variable, used := regexp.MustCompile(`\$\{([A-Z_]+)(:\?[^}]*)?\}`), map[string]string{}
 	user := func(service, text string) string {
@@ -106,15 +118,15 @@ func TestEachServiceOfTheFleetHasALoginOfItsOwn(t *testing.T) {
 			t.Errorf("%s: the NATS user %s has the inbox prefix %s", name, nats, s.Environment["NATS_INBOX_PREFIX"])
 		}
 	}
-	if len(used) != 8 {
-		t.Errorf("%d services have a login, want 8: %v", len(used), used)
+	if len(used) != 9 {
+		t.Errorf("%d services have a login, want 9: %v", len(used), used)
 	}
 }
 
 // TestNoCommandLineHasASecret checks the files of Compose: every user of the machine sees the
 // arguments of every process.
 func TestNoCommandLineHasASecret(t *testing.T) {
-	for _, name := range []string{"compose.yaml", "compose.three.yaml"} {
+	for _, name := range []string{"compose.yaml", "compose.three.yaml", "compose.fleet.yaml"} {
 		text, err := os.ReadFile(name)
 		if err != nil {
 			t.Fatal(err)
@@ -138,15 +150,11 @@ func TestNoCommandLineHasASecret(t *testing.T) {
 	}
 }
 
-// TestEachServiceOfTheFleetIsConfined checks compose.yaml: no service has a capability or can gain
+// TestEachServiceOfTheFleetIsConfined checks both files: no service has a capability or can gain
 // one, and ours write only to their volumes. Each service that keeps running has a health check. A
 // service that may have several instances takes no fixed port of the machine.
 func TestEachServiceOfTheFleetIsConfined(t *testing.T) {
-	text, err := os.ReadFile("compose.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var file struct {
+	var file, fleet struct {
 		Services map[string]struct {
 			Image       string
 			ReadOnly    bool     `yaml:"read_only"`
@@ -159,9 +167,10 @@ func TestEachServiceOfTheFleetIsConfined(t *testing.T) {
 			}
 		}
 	}
-	if err := yaml.Unmarshal(text, &file); err != nil {
-		t.Fatal(err)
-	}
+	readCompose(t, "compose.yaml", &file)
+	readCompose(t, "compose.fleet.yaml", &fleet)
+	delete(fleet.Services, "serve") // it only turns serve off
+	maps.Copy(file.Services, fleet.Services)
 	for name, s := range file.Services {
 		// Grafana writes outside its volume, and Compose writes the file of logins into the
 		// container of migrate.

@@ -20,17 +20,18 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// Login is a PostgreSQL user with the rights of one role.
+// Login is a PostgreSQL user with the rights of its roles.
 type Login struct {
 	Name     string
-	Role     postgres.Role
+	Roles    []postgres.Role
 	Password string
 }
 
 // loginRoles are the roles that a login may have, by their names in ReadLogins.
-var loginRoles = map[string]postgres.Role{
-	"api": postgres.RoleAPI, "relay": postgres.RoleRelay, "consumer": postgres.RoleConsumer, "reader": postgres.RoleReader,
-	"system": postgres.RoleSystem, "writer": postgres.RoleWriter,
+var loginRoles = map[string][]postgres.Role{
+	"api": {postgres.RoleAPI}, "relay": {postgres.RoleRelay}, "consumer": {postgres.RoleConsumer}, "reader": {postgres.RoleReader},
+	"system": {postgres.RoleSystem}, "writer": {postgres.RoleWriter},
+	"serve": {postgres.RoleAPI, postgres.RoleSystem}, // for `tidings serve`, whose parts act as these and as roles within them
 }
 
 var (
@@ -56,35 +57,35 @@ func ReadLogins(r io.Reader) (all []Login, err error) {
 		if len(f) != 3 {
 			return bad("want NAME ROLE PASSWORD")
 		}
-		role, known := loginRoles[f[1]]
+		roles, known := loginRoles[f[1]]
 		switch {
 		case !loginName.MatchString(f[0]) || strings.HasPrefix(f[0], "tidings_"):
 			return bad("the name is %.80q: want 1 to 63 of a-z, 0-9 and _, beginning with a letter and not with tidings_", f[0])
 		case !known:
-			return bad("the role is %.80q: want api, relay, consumer, reader, system or writer", f[1])
+			return bad("the role is %.80q: want api, relay, consumer, reader, system, writer or serve", f[1])
 		case !loginPassword.MatchString(f[2]):
 			return bad("the password of %s: want 8 to 512 printable ASCII characters", f[0])
 		case slices.ContainsFunc(all, func(l Login) bool { return l.Name == f[0] }):
 			return bad("%s occurs twice", f[0])
 		}
-		all = append(all, Login{f[0], role, f[2]})
+		all = append(all, Login{f[0], roles, f[2]})
 	}
 	return all, lines.Err()
 }
 
-// loginSQL reports whether the role exists, and for the login: whether it exists, whether it has
+// loginSQL reports whether the roles exist, and for the login: whether it exists, whether it has
 // more rights than a plain login, and its other Tidings roles. Its last column reports whether this
 // session may grant pg_monitor.
 const loginSQL = `
-SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $2), EXISTS (SELECT FROM pg_roles WHERE rolname = $1),
+SELECT (SELECT count(*) FROM pg_roles WHERE rolname = ANY($2::text[])) = cardinality($2::text[]), EXISTS (SELECT FROM pg_roles WHERE rolname = $1),
        coalesce((SELECT rolsuper OR rolcreaterole OR rolcreatedb OR rolreplication OR rolbypassrls OR oid = current_user::regrole
                    FROM pg_roles WHERE rolname = $1), false),
        ARRAY(SELECT g.rolname::text FROM pg_auth_members m JOIN pg_roles g ON g.oid = m.roleid JOIN pg_roles l ON l.oid = m.member
-              WHERE l.rolname = $1 AND g.rolname LIKE 'tidings\_%' AND g.rolname <> $2),
+              WHERE l.rolname = $1 AND g.rolname LIKE 'tidings\_%' AND g.rolname <> ALL($2::text[])),
        (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)`
 
 // MakeLogins makes the logins on the server of url, or gives existing ones their password and their
-// one role. It skips logins whose role the server does not have, because the truth and the
+// roles. It skips logins whose roles the server does not have, because the truth and the
 // projections may be on two servers. It returns the names of the others. The server gets passwords
 // as SCRAM verifiers, so no log contains one. A superuser also makes logins of the role system
 // members of pg_monitor, so that commands and the archiver see which sessions block others.
@@ -117,7 +118,7 @@ func MakeLogins(ctx context.Context, url string, all []Login) (made []string, er
 func makeLogin(ctx context.Context, tx pgx.Tx, l Login) (made bool, err error) {
 	var roleIs, loginIs, special, super bool
 	var others []string
-	if err := tx.QueryRow(ctx, loginSQL, l.Name, string(l.Role)).Scan(&roleIs, &loginIs, &special, &others, &super); err != nil || !roleIs {
+	if err := tx.QueryRow(ctx, loginSQL, l.Name, l.Roles).Scan(&roleIs, &loginIs, &special, &others, &super); err != nil || !roleIs {
 		return false, err
 	}
 	if special {
@@ -135,9 +136,11 @@ func makeLogin(ctx context.Context, tx pgx.Tx, l Login) (made bool, err error) {
 	for _, role := range others {
 		statements = append(statements, fmt.Sprintf(`REVOKE %s FROM %s`, pgx.Identifier{role}.Sanitize(), name))
 	}
-	statements = append(statements, fmt.Sprintf(`GRANT %s TO %s`, pgx.Identifier{string(l.Role)}.Sanitize(), name))
+	for _, role := range l.Roles {
+		statements = append(statements, fmt.Sprintf(`GRANT %s TO %s`, pgx.Identifier{string(role)}.Sanitize(), name))
+	}
 	switch {
-	case super && l.Role == postgres.RoleSystem:
+	case super && slices.Contains(l.Roles, postgres.RoleSystem):
 		statements = append(statements, `GRANT pg_monitor TO `+name)
 	case super:
 		statements = append(statements, `REVOKE pg_monitor FROM `+name)

@@ -38,11 +38,14 @@ func TestALoginHasTheRoleAndThePasswordOfTheLastFile(t *testing.T) {
 		}
 		return err
 	}
-	for _, line := range []string{"system first-password", "api second,pass%word$"} {
+	for _, line := range []string{"system first-password", "serve serves-password", "api second,pass%word$"} {
 		role, password, _ := strings.Cut(line, " ")
 		want := "tidings_" + role
-		if role == "system" {
+		switch role {
+		case "system":
 			want = "pg_monitor " + want
+		case "serve":
+			want = "pg_monitor tidings_api tidings_system"
 		}
 		all, err := migrations.ReadLogins(strings.NewReader("# who\n\n" + name + " " + line + "\n"))
 		if err != nil {
@@ -67,13 +70,13 @@ func TestALoginHasTheRoleAndThePasswordOfTheLastFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, special := range []string{name, "postgres"} {
-		if _, err := migrations.MakeLogins(ctx, db.URL, []migrations.Login{{Name: special, Role: postgres.RoleAPI,
+		if _, err := migrations.MakeLogins(ctx, db.URL, []migrations.Login{{Name: special, Roles: []postgres.Role{postgres.RoleAPI},
 			Password: "another-password"}}); !errors.Is(err, migrations.ErrLogin) {
 			t.Errorf("%s: %v", special, err)
 		}
 	}
 	if made, err := migrations.MakeLogins(ctx, db.URL,
-		[]migrations.Login{{Name: "nobody", Role: "tidings_absent", Password: "another-password"}}); err != nil || made != nil {
+		[]migrations.Login{{Name: "nobody", Roles: []postgres.Role{"tidings_absent"}, Password: "another-password"}}); err != nil || made != nil {
 		t.Errorf("a role that this server does not have: %v, %v", made, err)
 	}
 }

@@ -36,9 +36,7 @@ type Ops struct {
 // NewOps prepares the ops port of a binary on addr (host:port). It adds the metrics of the Go
 // runtime, the process and the build to reg. It does not listen yet.
 func NewOps(binary, addr string, reg *prometheus.Registry, log *slog.Logger) *Ops {
-	build := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tidings_build_info", Help: "1, with the binary and its version as labels.",
-		ConstLabels: prometheus.Labels{"binary": binary, "version": Version()}}, func() float64 { return 1 })
-	for _, c := range []prometheus.Collector{build, collectors.NewGoCollector(),
+	for _, c := range []prometheus.Collector{buildInfo(binary), collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})} {
 		var already prometheus.AlreadyRegisteredError
 		if err := reg.Register(c); err != nil && !errors.As(err, &already) {
@@ -47,6 +45,13 @@ func NewOps(binary, addr string, reg *prometheus.Registry, log *slog.Logger) *Op
 	}
 	return &Ops{addr: addr, reg: reg, log: log.With("component", "ops"), checks: map[string]func(context.Context) error{},
 		starting: map[string]int{}}
+}
+
+// buildInfo says that a binary, or a part with that name, runs in the process.
+func buildInfo(binary string) prometheus.Collector {
+	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tidings_build_info",
+		Help:        "1, with the binary or the part of a process, and its version, as labels.",
+		ConstLabels: prometheus.Labels{"binary": binary, "version": Version()}}, func() float64 { return 1 })
 }
 
 // Listen opens the port, so that its address is known before Run. Without it Run opens the port.

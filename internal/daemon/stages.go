@@ -28,6 +28,7 @@ func (o *Ops) Host(name string, log *slog.Logger) Host {
 	if name != "" {
 		h.Log, h.Metrics = log.With("part", name), prometheus.WrapRegistererWith(prometheus.Labels{"part": name}, o.reg)
 		h.prefix = name + ": "
+		o.reg.MustRegister(buildInfo(name)) // without the label part, as a binary exports it
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -11,7 +11,7 @@ it starts its own servers. All servers are durable. Bench prints one JSON object
 and progress to stderr.`,
 	}
 	cmd.AddCommand(relayCommand(), latencyCommand(), projectCommand(), subscribeCommand(), readCommand(), writeCommand(), overloadCommand(),
-		neighborsCommand(), archiveCommand(), sizesCommand(), traceCommand(), childCommand())
+		neighborsCommand(), archiveCommand(), serveCommand(), sizesCommand(), traceCommand(), childCommand())
 	return cmd
 }
 

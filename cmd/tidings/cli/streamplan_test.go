@@ -2,6 +2,7 @@ package cli
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -76,7 +77,10 @@ func TestServeOnStreamsOfOthers(t *testing.T) {
 		t.Helper()
 		testkit.Eventually(t, "the relay to wait for "+stream, func() (bool, error) {
 			_, body := get(t, "http://"+h.ops[0]+"/readyz")
-			return strings.Contains(body, `"relay: relay"`) && strings.Contains(body, "stream "+stream+" does not exist"), fmt.Errorf("%s", body)
+			if !strings.Contains(body, `"relay: relay"`) || !strings.Contains(body, "stream "+stream+" does not exist") {
+				return false, errors.New(body)
+			}
+			return true, nil
 		})
 		if _, stdout, stderr := run(t, vars, "", "doctor"); !strings.Contains(stdout, "stream "+stream+" does not exist") {
 			t.Errorf("doctor does not name %s:\n%s%s", stream, stdout, stderr)

@@ -61,8 +61,15 @@ type objects struct {
 	notes, source string
 }
 
-// try renders the chart. values override the chart's own values.
+// try renders the chart as a fleet, unless values says otherwise. values override the chart's own
+// values.
 func try(values map[string]any) (*objects, error) {
+	if values == nil {
+		values = map[string]any{}
+	}
+	if values["mode"] == nil {
+		values["mode"] = "fleet"
+	}
 	chart, err := loader.LoadDir(chartDir)
 	if err != nil {
 		return nil, err
@@ -804,5 +811,54 @@ func TestTheExamplesRender(t *testing.T) {
 		if o := render(t, values(t, string(file))); len(o.deployments) != len(binaries) {
 			t.Errorf("%s: %d deployments", path, len(o.deployments))
 		}
+	}
+}
+
+// TestServeIsTheDefault renders the chart without a mode: one Deployment of two pods that run every
+// part, with one login.
+func TestServeIsTheDefault(t *testing.T) {
+	for name, v := range map[string]string{"the chart's own values": "{}", "everything": everything} {
+		t.Run(name, func(t *testing.T) {
+			set := values(t, v)
+			chart, err := loader.LoadDir(chartDir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if chart.Values["mode"] != "serve" {
+				t.Errorf("the mode is %v", chart.Values["mode"])
+			}
+			set["mode"] = "serve"
+			o := render(t, set)
+			d := o.deployments["serve"]
+			if len(o.deployments) != 1 || d == nil || *d.Spec.Replicas != 2 {
+				t.Fatalf("deployments: %v", slices.Collect(maps.Keys(o.deployments)))
+			}
+			c := d.Spec.Template.Spec.Containers[0]
+			if !slices.Equal(c.Command, []string{"/bin/tidings", "serve"}) || variable(d, "OPS_ADDR") != ":9180" ||
+				variable(d, "API_ADDR") != ":8080" {
+				t.Errorf("the container: %+v", c)
+			}
+			for _, e := range c.Env {
+				if e.Name == "DATABASE_URL" && e.ValueFrom.SecretKeyRef.Key != "serve" {
+					t.Errorf("the login is %s", e.ValueFrom.SecretKeyRef.Key)
+				}
+			}
+			matching(t, o, "serve", labels.Set(d.Spec.Template.Labels))
+			known := documented(t)
+			need := duration(t, variable(d, "API_STOP_DELAY")) + duration(t, known["API_REQUEST_TIMEOUT"]) +
+				duration(t, known["CONSUMER_APPLY_TIMEOUT"]) + duration(t, known["RELAY_DRAIN_TIMEOUT"]) +
+				duration(t, known["RELAY_DATABASE_TIMEOUT"])
+			if grace := time.Duration(*d.Spec.Template.Spec.TerminationGracePeriodSeconds) * time.Second; grace <= need {
+				t.Errorf("Kubernetes kills serve after %v, but it may need %v to stop", grace, need)
+			}
+			for _, m := range o.monitors {
+				if relabel := m.Spec.Endpoints[0].MetricRelabelConfigs; len(relabel) != 1 || relabel[0].TargetLabel != "job" {
+					t.Errorf("the metrics of parts get no job: %+v", relabel)
+				}
+			}
+			if !strings.Contains(o.notes, release+"-tidings-serve:8080") {
+				t.Errorf("the notes:\n%s", o.notes)
+			}
+		})
 	}
 }

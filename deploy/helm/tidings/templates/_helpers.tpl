@@ -7,9 +7,12 @@
 {{/*
 The Deployments, each with its ops port: /healthz, /readyz, /metrics. Each runs the binary of its name, but the console runs
 `api`, with the login of the API for its own requests and that of the role `system` for its pages.
+serve runs `tidings serve`.
 */}}
 {{- define "tidings.binaries" -}}
-{"api": 9181, "relay": 9182, "followercounts": 9183, "threadcache": 9184, "archiver": 9185
+{{- if eq .Values.mode "serve" }}{"serve": 9180
+{{- else }}{"api": 9181, "relay": 9182, "followercounts": 9183, "threadcache": 9184, "archiver": 9185
+{{- end }}
 {{- if .Values.console.enabled }}, "console": 9181{{ end }}}
 {{- end }}
 
@@ -40,7 +43,8 @@ followercounts and threadcache connect to the projections by their own logins, a
 {{- define "tidings.databases" -}}
 {{- $postgres := .root.Values.postgres -}}
 {{- $projector := has .name (list "followercounts" "threadcache") -}}
-{{- $login := ternary "api" .name (eq .name "console") -}}
+{{- $api := ternary "serve" "api" (eq .root.Values.mode "serve") -}}
+{{- $login := ternary $api .name (eq .name "console") -}}
 - name: DATABASE_URL
   valueFrom: {secretKeyRef: {name: {{ $postgres.secret }}, key: {{ $postgres.key | default (ternary "verify" $login $projector) }}}}
 {{- with $postgres.projectionsSecret | default (ternary $postgres.secret "" $projector) }}
