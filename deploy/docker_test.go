@@ -30,8 +30,8 @@ func compose(t *testing.T, brokers, mode string) *composed {
 	t.Helper()
 	c := &composed{t: t, env: os.Environ()}
 	secrets, project := filepath.Join(t.TempDir(), "env"), fmt.Sprintf("tidings-test-%d-%s-%s", os.Getpid(), mode, brokers)
-	for name, value := range map[string]string{"TIDINGS_IMAGE": testImage, "ENV_FILE": secrets, "BROKERS": brokers, "MODE": mode, "METRICS": "",
-		"NATS_REPLICAS": brokers, "COMPOSE_PROJECT_NAME": project} {
+	for name, value := range map[string]string{"TIDINGS_IMAGE": testImage, "ENV_FILE": secrets, "BROKERS": brokers, "MODE": mode,
+		"METRICS": "", "NATS_REPLICAS": brokers, "COMPOSE_PROJECT_NAME": project} {
 		c.env = append(c.env, name+"="+value)
 	}
 	for _, name := range []string{"API_PORT", "CONSOLE_PORT", "POSTGRES_PORT", "NATS_PORT"} {

@@ -70,9 +70,9 @@ func readCompose(t *testing.T, name string, into any) {
 	}
 }
 
-// TestEachServiceOfTheFleetHasALoginOfItsOwn checks compose.yaml and compose.fleet.yaml: only the migration runs as the
-// superuser, no two services share a login, and `migrate` and NATS know the login, user and
-// password of each service.
+// TestEachServiceOfTheFleetHasALoginOfItsOwn checks compose.yaml and compose.fleet.yaml: only the
+// migration runs as the superuser, no two services share a login, and `migrate` and NATS know the
+// login, user and password of each service.
 func TestEachServiceOfTheFleetHasALoginOfItsOwn(t *testing.T) {
 	var file, fleet struct {
 		Services map[string]struct{ Environment map[string]string }

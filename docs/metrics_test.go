@@ -42,7 +42,8 @@ func TestTheMetricsPageIsWhatTheCodeDeclares(t *testing.T) {
 		"start of the process. Each process also exports metrics of the Go runtime and of the process. " +
 		"The sizes of PostgreSQL have the label `database`. With several [cells](adr/0018-cells.md), " +
 		"the metrics of consumers have the label `cell`. " +
-		"In `tidings serve` and `tidings dev`, the metrics of a part have the label `part`. `go test ./docs -run TestTheMetricsPage -update` generates this page.\n")
+		"In `tidings serve` and `tidings dev`, the metrics of a part have the label `part`. " +
+		"`go test ./docs -run TestTheMetricsPage -update` generates this page.\n")
 	folder := ""
 	for _, m := range all {
 		if m.folder != folder {

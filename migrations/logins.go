@@ -77,7 +77,8 @@ func ReadLogins(r io.Reader) (all []Login, err error) {
 // more rights than a plain login, and its other Tidings roles. Its last column reports whether this
 // session may grant pg_monitor.
 const loginSQL = `
-SELECT (SELECT count(*) FROM pg_roles WHERE rolname = ANY($2::text[])) = cardinality($2::text[]), EXISTS (SELECT FROM pg_roles WHERE rolname = $1),
+SELECT (SELECT count(*) FROM pg_roles WHERE rolname = ANY($2::text[])) = cardinality($2::text[]),
+       EXISTS (SELECT FROM pg_roles WHERE rolname = $1),
        coalesce((SELECT rolsuper OR rolcreaterole OR rolcreatedb OR rolreplication OR rolbypassrls OR oid = current_user::regrole
                    FROM pg_roles WHERE rolname = $1), false),
        ARRAY(SELECT g.rolname::text FROM pg_auth_members m JOIN pg_roles g ON g.oid = m.roleid JOIN pg_roles l ON l.oid = m.member

@@ -76,7 +76,8 @@ func TestALoginHasTheRoleAndThePasswordOfTheLastFile(t *testing.T) {
 		}
 	}
 	if made, err := migrations.MakeLogins(ctx, db.URL,
-		[]migrations.Login{{Name: "nobody", Roles: []postgres.Role{"tidings_absent"}, Password: "another-password"}}); err != nil || made != nil {
+		[]migrations.Login{{Name: "nobody", Roles: []postgres.Role{"tidings_absent"}, Password: "another-password"}}); err != nil ||
+		made != nil {
 		t.Errorf("a role that this server does not have: %v, %v", made, err)
 	}
 }

@@ -178,7 +178,8 @@ func onStream(record jetstream.ConsumerConfig, s Stream) jetstream.ConsumerConfi
 }
 
 // ensureDurable creates a durable consumer if the stream has none of that name. Otherwise it gives
-// that one the settings of c, with update, and keeps its position. With unmanaged it changes nothing.
+// that one the settings of c, with update, and keeps its position. With unmanaged it creates none
+// and returns ErrMissing.
 func ensureDurable(ctx context.Context, js jetstream.JetStream, stream string, c jetstream.ConsumerConfig,
 	update, unmanaged bool) (created bool, err error) {
 	fail := func(err error) (bool, error) {

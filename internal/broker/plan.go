@@ -11,8 +11,8 @@ import (
 )
 
 var (
-	// ErrMissing reports that a stream, a bucket or a durable consumer does not exist, and that this
-	// process does not create it (NATS_MANAGE=false).
+	// ErrMissing reports that a stream, a bucket or a durable consumer does not exist, and that
+	// this process does not create it (NATS_MANAGE=false).
 	ErrMissing = errors.New("broker: NATS_MANAGE=false leaves it to its owner to create")
 	// ErrUnmanaged refuses to change what NATS_MANAGE=false leaves to its owner.
 	ErrUnmanaged = errors.New("broker: NATS_MANAGE=false: the streams and durable consumers belong to somebody else. Change them " +
@@ -24,7 +24,8 @@ func missing(what string) error {
 	return fmt.Errorf("%s does not exist; `tidings stream plan` prints it: %w", what, ErrMissing)
 }
 
-// Plan is what JetStream must have. Declare and the other functions of this package create the same.
+// Plan is what JetStream must have. Declare and the other functions of this package create the
+// same.
 type Plan struct {
 	Streams []PlannedStream
 	Bucket  jetstream.KeyValueConfig // the record of erasures

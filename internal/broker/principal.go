@@ -22,10 +22,10 @@ const (
 func Roles() []string { return []string{Relay, API, Consumer, Serve, Operator, Subscriber} }
 
 // MainAccount has the streams. Its users can destroy them, so they are only the relay, serve, which
-// contains a relay, and the operator. NATS does not check where a request wants its answer, and the server takes an answer that
-// comes as a request for a request. So permissions within one account are no boundary. Each other
-// principal has another account, which imports what the principal needs: an import replaces the
-// subject of the answer.
+// contains a relay, and the operator. NATS does not check where a request wants its answer, and the
+// server takes an answer that comes as a request for a request. So permissions within one account
+// are no boundary. Each other principal has another account, which imports what the principal
+// needs: an import replaces the subject of the answer.
 const MainAccount = "TIDINGS"
 
 // Principal is a login to NATS with its own permissions.
@@ -173,7 +173,8 @@ func (p Principal) Permissions(c Config) (publish, subscribe []string) {
 func (p Principal) uses(c Config) (sends, hears []string) {
 	switch p.Role {
 	case Relay:
-		sends = append(api("INFO", "STREAM.INFO.*", "STREAM.MSG.GET.*", "CONSUMER.LIST."+c.DeadStream(), "CONSUMER.INFO.*.*"), c.Prefix+".>")
+		sends = append(api("INFO", "STREAM.INFO.*", "STREAM.MSG.GET.*", "CONSUMER.LIST."+c.DeadStream(), "CONSUMER.INFO.*.*"),
+			c.Prefix+".>")
 		if !c.Unmanaged {
 			sends = append(sends, api("STREAM.CREATE.*", "STREAM.UPDATE.*", "CONSUMER.CREATE.*.*.>")...)
 		}

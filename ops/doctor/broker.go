@@ -54,7 +54,8 @@ func Broker(ctx context.Context, nc *nats.Conn, cfg broker.Config, partitions []
 	}
 	if cfg.Unmanaged {
 		if err := broker.HasErasedBucket(ctx, js, cfg); errors.Is(err, broker.ErrMissing) {
-			all = append(all, finding("stream-missing", where, "no erasure can run: "+err.Error(), "create what tidings stream plan prints"))
+			all = append(all, finding("stream-missing", where, "no erasure can run: "+err.Error(),
+				"create what tidings stream plan prints"))
 		} else if err != nil && !broker.IsTransient(err) {
 			return nil, err
 		}
@@ -88,7 +89,8 @@ func stream(ctx context.Context, js jetstream.JetStream, cfg broker.Config, p br
 	}
 	if len(refused) > 0 {
 		all = append(all, finding("stream-shape", name, strings.Join(refused, "; "),
-			"undo the change with `nats stream edit` (tidings stream plan prints the settings), or replace the stream: tidings repair stream"))
+			"undo the change with `nats stream edit` (tidings stream plan prints the settings), or replace the "+
+				"stream: tidings repair stream"))
 	}
 	if reset {
 		all = append(all, finding("stream-limits", name,

@@ -100,7 +100,8 @@ func (p Process) commands() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(p.devCommand(), p.serveCommand(), p.migrateCommand(), p.loadCommand(), p.demoCommand(), p.versionCommand(), bench.Command(),
+	root.AddCommand(p.devCommand(), p.serveCommand(), p.migrateCommand(), p.loadCommand(), p.demoCommand(), p.versionCommand(),
+		bench.Command(),
 		p.statusCommand(), p.doctorCommand(), p.verifyCommand(), p.readyCommand(), p.restoreCommand(), p.replayCommand(),
 		p.consumeCommand(), p.pauseCommand(), p.resumeCommand(), p.eraseCommand(), p.historyCommand(), p.outboxCommand(), p.dlqCommand(),
 		group("token", "Create, list, identify and revoke bearer tokens of the API",

@@ -27,7 +27,8 @@ import (
 var harmless = []string{
 	"archive export", "archive exports", "archive hold add", "archive hold list", "archive restore", "archive status",
 	"archive undo", "archive verify",
-	"bench archive", "bench child", "bench latency", "bench neighbors", "bench overload", "bench project", "bench read", "bench relay", "bench serve",
+	"bench archive", "bench child", "bench latency", "bench neighbors", "bench overload", "bench project", "bench read", "bench relay",
+	"bench serve",
 	"bench sizes", "bench subscribe", "bench trace", "bench write",
 	"consume", "contracts write", "demo", "dev", "doctor", "dlq consumer list", "dlq consumer retry", "dlq consumer show",
 	"dlq outbox list", "dlq outbox retry", "dlq outbox show", "events find", "events watch",

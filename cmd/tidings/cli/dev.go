@@ -219,15 +219,19 @@ func (p Process) dev(ctx context.Context, cfg devConfig, dir string, log *slog.L
 	if err := in.migrate(ctx, log); err != nil {
 		return err
 	}
-	connected, err := prepareServers(ctx, cfg, in, log)
-	if err != nil {
-		return err
-	}
 	parts, err := services.Configure(ctx, p.partsOf(cfg, in, state.CursorKey), nil, apiListener)
 	if err != nil {
 		return err
 	}
-	stages := append(parts.Stages(ops, log), append(last, daemon.Part{Name: "ops", Run: ops.Run}))
+	return p.runDev(ctx, cfg, in, dir, log, append(parts.Stages(ops, log), append(last, daemon.Part{Name: "ops", Run: ops.Run})))
+}
+
+// runDev prepares the servers, greets, and runs the parts.
+func (p Process) runDev(ctx context.Context, cfg devConfig, in instance, dir string, log *slog.Logger, stages [][]daemon.Part) error {
+	connected, err := prepareServers(ctx, cfg, in, log)
+	if err != nil {
+		return err
+	}
 	if err := in.write(dir); err != nil {
 		return err
 	}

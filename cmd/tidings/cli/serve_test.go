@@ -31,8 +31,7 @@ type host struct {
 	ops       []string
 }
 
-// serversOf returns the environment of processes on a private database and broker. It has no variable of
-// the machine's own.
+// serversOf returns the environment of processes on a private database and broker.
 func serversOf(db *testkit.DB, nats *testkit.Broker) []string {
 	cfg := nats.Config()
 	env := []string{"DATABASE_URL=" + db.URL, "PROJECTIONS_DATABASE_URL=" + db.URL, "NATS_URL=" + nats.URL, "NATS_STREAM=" + cfg.Stream,

@@ -119,9 +119,10 @@ func planNATS(w io.Writer, plan broker.Plan) error {
 			age = s.MaxAge.String()
 		}
 		fmt.Fprintf(&b, "nats stream add %s --defaults --subjects=%s \\\n", s.Name, quote(strings.Join(s.Subjects, ",")))
-		fmt.Fprintf(&b, "  --description=%s --storage=file --retention=limits --discard=new --replicas=%d \\\n", quote(s.Description), s.Replicas)
-		fmt.Fprintf(&b, "  --max-age=%s --max-bytes=%d --max-msgs=%d --max-msgs-per-subject=%d --max-msg-size=-1", age, unlimited(s.MaxBytes),
-			unlimited(s.MaxMsgs), unlimited(s.MaxMsgsPerSubject))
+		fmt.Fprintf(&b, "  --description=%s --storage=file --retention=limits --discard=new --replicas=%d \\\n",
+			quote(s.Description), s.Replicas)
+		fmt.Fprintf(&b, "  --max-age=%s --max-bytes=%d --max-msgs=%d --max-msgs-per-subject=%d --max-msg-size=-1", age,
+			unlimited(s.MaxBytes), unlimited(s.MaxMsgs), unlimited(s.MaxMsgsPerSubject))
 		if s.Duplicates > 0 {
 			fmt.Fprintf(&b, " --dupe-window=%s", s.Duplicates)
 		}
@@ -133,7 +134,8 @@ func planNATS(w io.Writer, plan broker.Plan) error {
 			b.WriteString(" --allow-batch")
 		}
 		if s.RePublish != nil {
-			fmt.Fprintf(&b, " \\\n  --republish-source=%s --republish-destination=%s", quote(s.RePublish.Source), quote(s.RePublish.Destination))
+			fmt.Fprintf(&b, " \\\n  --republish-source=%s --republish-destination=%s",
+				quote(s.RePublish.Source), quote(s.RePublish.Destination))
 		}
 		for _, key := range metadataOf(s) {
 			fmt.Fprintf(&b, " --metadata=%s", quote(key+"="+s.Metadata[key]))
@@ -240,8 +242,9 @@ func planNACK(w io.Writer, plan broker.Plan) error {
 		return err
 	}
 	for _, s := range append(slices.Clone(plan.Streams), broker.PlannedStream{StreamConfig: plan.Dead}) {
-		spec := nackStream{Name: s.Name, Description: s.Description, Subjects: s.Subjects, Storage: "file", Retention: "limits", Discard: "new",
-			DiscardPerSubject: s.DiscardNewPerSubject, Replicas: s.Replicas, MaxBytes: unlimited(s.MaxBytes), MaxMsgs: unlimited(s.MaxMsgs),
+		spec := nackStream{Name: s.Name, Description: s.Description, Subjects: s.Subjects, Storage: "file", Retention: "limits",
+			Discard: "new", DiscardPerSubject: s.DiscardNewPerSubject,
+			Replicas: s.Replicas, MaxBytes: unlimited(s.MaxBytes), MaxMsgs: unlimited(s.MaxMsgs),
 			MaxMsgsPerSubject: unlimited(s.MaxMsgsPerSubject), Placement: nackPlaced(s.Placement), DenyPurge: s.DenyPurge,
 			AllowDirect: s.AllowDirect, AllowAtomicPublish: s.AllowAtomicPublish, Metadata: s.Metadata}
 		if s.MaxAge > 0 {
@@ -315,8 +318,9 @@ func planTerraform(w io.Writer, plan broker.Plan) error {
 		b.WriteString("}\n\n")
 	}
 	k := plan.Bucket
-	fmt.Fprintf(&b, "resource \"jetstream_kv_bucket\" %q {\n  name = %s\n  description = %s\n  storage = \"file\"\n  history = 1\n  replicas = %d\n",
-		resourceName(k.Bucket), hcl(k.Bucket), hcl(k.Description), k.Replicas)
+	fmt.Fprintf(&b, "resource \"jetstream_kv_bucket\" %q {\n  name = %s\n  description = %s\n", resourceName(k.Bucket), hcl(k.Bucket),
+		hcl(k.Description))
+	fmt.Fprintf(&b, "  storage = \"file\"\n  history = 1\n  replicas = %d\n", k.Replicas)
 	if t := tags(k.Placement); len(t) > 0 {
 		fmt.Fprintf(&b, "  placement_tags = %s\n", hcl(t))
 	}

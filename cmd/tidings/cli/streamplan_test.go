@@ -72,7 +72,8 @@ func TestServeOnStreamsOfOthers(t *testing.T) {
 	h := newServe(t, append(serversOf(db, server), "NATS_URL="+u.String(), "NATS_INBOX_PREFIX=_INBOX_serve", "NATS_STREAM=EVENTS",
 		"NATS_SUBJECT_PREFIX=events", "NATS_LIVE_PREFIX=live", "NATS_MANAGE=false"))
 	u.User = url.UserPassword("operator", "secret")
-	vars := map[string]string{"DATABASE_URL": db.URL, "NATS_URL": u.String(), "NATS_INBOX_PREFIX": "_INBOX_operator", "NATS_MANAGE": "false"}
+	vars := map[string]string{"DATABASE_URL": db.URL, "NATS_URL": u.String(), "NATS_INBOX_PREFIX": "_INBOX_operator",
+		"NATS_MANAGE": "false"}
 	waits := func(stream string) {
 		t.Helper()
 		testkit.Eventually(t, "the relay to wait for "+stream, func() (bool, error) {
@@ -96,9 +97,10 @@ func TestServeOnStreamsOfOthers(t *testing.T) {
 	}
 	follow := func(followee int, method string) {
 		t.Helper()
-		if status, err := h.ask(t, method, fmt.Sprintf("/v1/follows/1/%d", followee), token, nil); err != nil || status >= 300 {
-			t.Fatalf("follow %d: %d, %v", followee, status, err)
-		}
+		testkit.Eventually(t, "the API to answer", func() (bool, error) {
+			status, err := h.ask(t, method, fmt.Sprintf("/v1/follows/1/%d", followee), token, nil)
+			return status == http.StatusCreated || status == http.StatusOK, err
+		})
 	}
 	counts := func(want string) {
 		t.Helper()
@@ -235,7 +237,8 @@ func TestThePlanForEachToolHasTheSettings(t *testing.T) {
 			}
 		}
 	}
-	if code, _, stderr := run(t, vars, "", "stream", "plan", "--format", "ansible"); code != exitInput || !strings.Contains(stderr, "ansible") {
+	if code, _, stderr := run(t, vars, "", "stream", "plan", "--format", "ansible"); code != exitInput ||
+		!strings.Contains(stderr, "ansible") {
 		t.Errorf("an unknown format: exit code %d, %s", code, stderr)
 	}
 }
