@@ -21,6 +21,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/event/contracts"
+	"github.com/tidings/tidings/kinds/upstreams"
 )
 
 // Paths of the documents. The documents have no data of any tenant, so they need no token.
@@ -87,25 +88,33 @@ func (s *server) documentRoutes() error {
 		return inYAML.Bytes(), err
 	})
 	serve(docsPath, "text/html; charset=utf-8", s.docsPage)
-	serve(asyncAPIPath, "application/vnd.aai.asyncapi+json;version=3.1.0",
-		func() ([]byte, error) { return contracts.Encode(contracts.AsyncAPI(s.kinds, s.published)) })
-	s.schemaRoute()
+	s.eventRoutes()
 	return nil
 }
 
-// schemaRoute serves the schema of each type of events.
-func (s *server) schemaRoute() {
-	all := sync.OnceValue(func() map[string]func() publicDocument {
+// eventRoutes serves the document of all events, and the schema of each type.
+func (s *server) eventRoutes() {
+	var document perDeclared[func() publicDocument]
+	s.metrics.begin(asyncAPIPath, http.MethodGet, http.StatusOK)
+	s.mux.HandleFunc("GET "+asyncAPIPath, func(w http.ResponseWriter, r *http.Request) {
+		made := document.get(r.Context(), s.declared, func(all []upstreams.Upstream) func() publicDocument {
+			return s.publicDocument(asyncAPIPath, "application/vnd.aai.asyncapi+json;version=3.1.0",
+				func() ([]byte, error) { return contracts.Encode(contracts.AsyncAPI(s.kinds, all, s.published)) })
+		})
+		s.serveDocument(w, r, made())
+	})
+	var schemas perDeclared[map[string]func() publicDocument]
+	byName := func(all []upstreams.Upstream) map[string]func() publicDocument {
 		byName := make(map[string]func() publicDocument)
-		for _, t := range contracts.Types(s.kinds) {
+		for _, t := range contracts.Types(s.kinds, all) {
 			byName[t.Name] = s.publicDocument("the schema of "+t.Name, "application/schema+json",
 				func() ([]byte, error) { return contracts.Encode(t.Schema()) })
 		}
 		return byName
-	})
+	}
 	s.metrics.begin(schemasPath, http.MethodGet, http.StatusOK)
 	s.mux.HandleFunc("GET "+schemasPath, func(w http.ResponseWriter, r *http.Request) {
-		made, ok := all()[r.PathValue("type")]
+		made, ok := schemas.get(r.Context(), s.declared, byName)[r.PathValue("type")]
 		if !ok {
 			if next := s.router.refresh(r.Context(), s); next != nil { // the type may be of a new kind
 				next.mux.ServeHTTP(w, r)

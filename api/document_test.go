@@ -131,11 +131,11 @@ func TestTheContractsAreServed(t *testing.T) {
 		}
 	}
 	const asyncAPI, schema = "application/vnd.aai.asyncapi+json;version=3.1.0", "application/schema+json"
-	served("/v1/asyncapi.json", asyncAPI, contracts.AsyncAPI(kinds.Builtin(), contracts.DefaultNames()))
-	for _, typ := range contracts.Types(set) { // the first type of an unknown kind makes the API read the kinds again
+	served("/v1/asyncapi.json", asyncAPI, contracts.AsyncAPI(kinds.Builtin(), nil, contracts.DefaultNames()))
+	for _, typ := range contracts.Types(set, nil) { // the first type of an unknown kind makes the API read the kinds again
 		served("/v1/schemas/"+typ.Name, schema, typ.Schema())
 	}
-	served("/v1/asyncapi.json", asyncAPI, contracts.AsyncAPI(set, contracts.DefaultNames()))
+	served("/v1/asyncapi.json", asyncAPI, contracts.AsyncAPI(set, nil, contracts.DefaultNames()))
 	for _, name := range []string{"tidings.follow.created.v2", "tidings.follow.updated.v1", "x", "..%2f"} {
 		if a := f.want(t, 404, "GET", "/v1/schemas/"+name, "", "Authorization"); a.text("code") != "not-found" {
 			t.Errorf("%s: %s", name, a.body)

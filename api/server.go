@@ -33,6 +33,7 @@ import (
 	"github.com/tidings/tidings/internal/tokens"
 	"github.com/tidings/tidings/internal/tracing"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/upstreams"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/projections/followercounts"
@@ -53,8 +54,10 @@ type Deps struct {
 	Kinds       Kinds                    // nil: the built-in kinds
 	Streams     Streams                  // nil: an export resumes without a check of its streams
 	Names       contracts.Names          // of what the relays publish; zero: DefaultNames
-	Log         *slog.Logger
-	Reg         prometheus.Registerer
+	// reads the upstreams of the installation, for the documents; nil: none
+	Upstreams func(context.Context) ([]upstreams.Upstream, error)
+	Log       *slog.Logger
+	Reg       prometheus.Registerer
 }
 
 type server struct {
@@ -66,6 +69,7 @@ type server struct {
 	pages       *Pages
 	streams     Streams
 	published   contracts.Names
+	declared    *declared
 	freshness   *freshness
 	log         *slog.Logger
 	metrics     *metrics
@@ -115,6 +119,7 @@ func New(cfg Config, deps Deps) (*Handler, error) {
 		fleet:     make(map[string]projections.Projection), auth: newAuthenticator(tokens.NewLookup(deps.Tokens)), overlays: newCaps(),
 		same: new(singleflight.Group), cursors: cursors{keys}, problems: newProblemTable(),
 	}
+	s.declared = &declared{list: deps.Upstreams, log: s.log}
 	s.freshness = &freshness{read: deps.Store.Delivered, log: s.log}
 	for _, p := range deps.Fleet {
 		s.fleet[p.Name()] = p

@@ -53,10 +53,20 @@ type Event struct {
 	Seq    uint64
 }
 
-// CloudEventsType returns the event's type as in its headers: tidings.follow.created.v1.
-func (e *Event) CloudEventsType() string {
-	return "tidings." + e.AggregateType + "." + e.Type + ".v" + strconv.Itoa(e.Version)
+// Naming has the names of an aggregate type's events that its owner chooses. The zero value is that
+// of kinds.
+type Naming struct {
+	TypePrefix string // of ce-type; "" means tidings
+	Source     string // ce-source; "" means that of the installation
 }
+
+// Type returns the event's type as in its headers: com.example.order.placed.v1.
+func (n Naming) Type(e *Event) string {
+	return cmp.Or(n.TypePrefix, "tidings") + "." + e.AggregateType + "." + e.Type + ".v" + strconv.Itoa(e.Version)
+}
+
+// CloudEventsType returns the type of a kind's event as in its headers: tidings.follow.created.v1.
+func (e *Event) CloudEventsType() string { return Naming{}.Type(e) }
 
 // DataSchema returns the $id of the JSON Schema of the payload: urn:tidings:follow:created:v1.
 func (e *Event) DataSchema() string {
@@ -112,14 +122,14 @@ func system(aggregateType string) string {
 // Headers returns the event's own headers. The relay adds the Nats-* headers of the publish.
 func (e *Event) Headers() map[string][]string {
 	h := make(map[string][]string, 12)
-	e.SetHeaders(h, Source)
+	e.SetHeaders(h, Naming{Source: Source})
 	return h
 }
 
 // SetHeaders sets the event's own headers in h, which may hold those of another event, and leaves
 // all others. It writes to h's values in place, so a publisher of many events needs only one map.
 // Without a source it sets Source.
-func (e *Event) SetHeaders(h map[string][]string, source string) {
+func (e *Event) SetHeaders(h map[string][]string, n Naming) {
 	set := func(name, value string) {
 		if v := h[name]; len(v) == 1 {
 			v[0] = value
@@ -128,10 +138,10 @@ func (e *Event) SetHeaders(h map[string][]string, source string) {
 		}
 	}
 	set(HeaderSpecVersion, "1.0")
-	set(HeaderSource, cmp.Or(source, Source))
+	set(HeaderSource, cmp.Or(n.Source, Source))
 	set(HeaderDataContentType, "application/json")
 	set(HeaderID, e.ID)
-	set(HeaderType, e.CloudEventsType())
+	set(HeaderType, n.Type(e))
 	set(HeaderDataSchema, e.DataSchema())
 	set(HeaderTenant, strconv.FormatInt(e.TenantID, 10))
 	set(HeaderSubject, e.AggregateID.String())
@@ -147,7 +157,7 @@ func (e *Event) SetHeaders(h map[string][]string, source string) {
 const (
 	maxToken       = 64
 	maxHeaderBytes = 60 << 10 // the server refuses 64 KiB; the rest is for the headers of the publish
-	fixedHeaders   = 1000     // the most bytes of an event's headers without traceparent: names, tokens, numbers, a time and a UUID
+	fixedHeaders   = 1400     // the most bytes of an event's headers without traceparent: names, tokens, numbers, a time and a UUID
 	publishHeaders = 1 << 10  // Nats-Batch-*, Nats-Expected-*
 )
 
@@ -161,6 +171,12 @@ func token(s string) bool {
 		}
 	}
 	return true
+}
+
+// IsType reports whether s is AGGREGATE.EVENT of tokens that a subject can have.
+func IsType(s string) bool {
+	aggregate, name, ok := strings.Cut(s, ".")
+	return ok && token(aggregate) && token(name)
 }
 
 // InvalidError explains why an event can never be published.
@@ -237,11 +253,11 @@ func Decode(subject string, headers map[string][]string, data []byte) (Event, er
 		e.AggregateID = "" // any text could be too long for an index, or none that PostgreSQL takes
 	}
 	e.OutboxID = number(HeaderOutboxID, get(HeaderOutboxID))
-	version, found := strings.CutPrefix(get(HeaderType), "tidings."+e.AggregateType+"."+e.Type+".v")
-	if !found {
-		errs = append(errs, fmt.Sprintf("%s is %.200q", HeaderType, get(HeaderType)))
+	of := get(HeaderType)
+	if i := strings.LastIndex(of, ".v"); i < 0 || !strings.HasSuffix(of[:i], "."+e.AggregateType+"."+e.Type) {
+		errs = append(errs, fmt.Sprintf("%s is %.200q", HeaderType, of))
 	} else {
-		e.Version = int(number(HeaderType, version))
+		e.Version = int(number(HeaderType, of[i+len(".v"):]))
 	}
 	var err error
 	if e.OccurredAt, err = time.Parse(time.RFC3339Nano, get(HeaderTime)); err != nil {

@@ -165,12 +165,12 @@ func TestWhatCannotBePublishedIsRefused(t *testing.T) {
 
 	// The headers that Validate does not check are bounded and clean.
 	longest := Event{
-		ID: good.ID, TenantID: math.MinInt64, AggregateType: strings.Repeat("x", maxToken), AggregateID: IDOf(math.MinInt64),
+		ID: good.ID, TenantID: math.MinInt64, AggregateType: strings.Repeat("x", maxToken), AggregateID: ID(strings.Repeat("i", 128)),
 		Type: strings.Repeat("y", maxToken), Version: math.MinInt16, OccurredAt: when, OutboxID: math.MinInt64, TraceParent: "t",
 	}
 	size := 0
 	headers := make(map[string][]string)
-	longest.SetHeaders(headers, Source+"/"+strings.Repeat("z", 64))
+	longest.SetHeaders(headers, Naming{TypePrefix: strings.Repeat("p", 128), Source: strings.Repeat("z", 255)})
 	for name, values := range headers {
 		size += len(name) + len(": \r\n") + len(values[0])
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -85,6 +86,9 @@ func apply(ctx context.Context, d Databases, r Request, step func(name string) e
 		if err != nil {
 			return err
 		}
+		if err := freeNames(ctx, tx, now.set, to); err != nil {
+			return err
+		}
 		done = Applied{Changes: Changes(now.set, to), Version: now.version}
 		if err := d.refuse(ctx, tx, done.Changes); err != nil {
 			return err
@@ -163,6 +167,41 @@ func (w Database) begin(ctx context.Context, tx pgx.Tx, r Request) (inForce, err
 		return inForce{}, fmt.Errorf("apply kinds: %w", err)
 	}
 	return w.load(ctx, tx, nil)
+}
+
+// namesLockSQL makes calls that give away names of aggregate types wait for each other. Locks: "tdnm".
+const namesLockSQL = `SELECT /* kinds.lock_names */ pg_advisory_xact_lock(x'74646e6d'::bigint)`
+
+// LockNames makes its callers wait for each other until their transactions end: each checks that
+// nobody has the names of aggregate types that it gives away.
+func LockNames(ctx context.Context, tx pgx.Tx) error {
+	if _, err := tx.Exec(ctx, namesLockSQL); err != nil {
+		return fmt.Errorf("wait for another call that gives away names of aggregate types: %w", err)
+	}
+	return nil
+}
+
+// upstreamsSQL returns upstreams that have one of the names, removed ones too. Index:
+// upstreams_head_idx. Locks: none.
+const upstreamsSQL = `
+SELECT /* kinds.upstreams */ name FROM upstreams
+ WHERE tenant_id = 0 AND name = ANY(@names) AND version_state = 'LATEST' ORDER BY name`
+
+// freeNames refuses new kinds with the name of an upstream.
+func freeNames(ctx context.Context, tx pgx.Tx, from, to *Set) error {
+	if err := LockNames(ctx, tx); err != nil {
+		return err
+	}
+	added := slices.DeleteFunc(slices.AppendSeq(slices.Collect(maps.Keys(to.Edges)), maps.Keys(to.Children)), from.Has)
+	rows, _ := tx.Query(ctx, upstreamsSQL, pgx.StrictNamedArgs{"names": added})
+	taken, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return fmt.Errorf("search for upstreams: %w", err)
+	}
+	if len(taken) > 0 {
+		return fmt.Errorf("the upstream %s has events of that name: choose another name for the kind", strings.Join(taken, ", "))
+	}
+	return nil
 }
 
 // recreateTables drops the tables of kinds that were removed or whose tables change, and makes all

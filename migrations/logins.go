@@ -31,6 +31,7 @@ type Login struct {
 var loginRoles = map[string][]postgres.Role{
 	"api": {postgres.RoleAPI}, "relay": {postgres.RoleRelay}, "consumer": {postgres.RoleConsumer}, "reader": {postgres.RoleReader},
 	"system": {postgres.RoleSystem}, "writer": {postgres.RoleWriter},
+	"upstream": {postgres.RoleUpstream},
 	"serve": {postgres.RoleAPI, postgres.RoleSystem}, // for `tidings serve`, whose parts act as these and as roles within them
 }
 
@@ -62,7 +63,7 @@ func ReadLogins(r io.Reader) (all []Login, err error) {
 		case !loginName.MatchString(f[0]) || strings.HasPrefix(f[0], "tidings_"):
 			return bad("the name is %.80q: want 1 to 63 of a-z, 0-9 and _, beginning with a letter and not with tidings_", f[0])
 		case !known:
-			return bad("the role is %.80q: want api, relay, consumer, reader, system, writer or serve", f[1])
+			return bad("the role is %.80q: want api, relay, consumer, reader, system, writer, upstream or serve", f[1])
 		case !loginPassword.MatchString(f[2]):
 			return bad("the password of %s: want 8 to 512 printable ASCII characters", f[0])
 		case slices.ContainsFunc(all, func(l Login) bool { return l.Name == f[0] }):
@@ -172,3 +173,63 @@ func scram(password string) (string, error) {
 	b64 := base64.StdEncoding.EncodeToString
 	return fmt.Sprintf("SCRAM-SHA-256$%d:%s$%s:%s", rounds, b64(salt), b64(stored[:]), b64(key("Server Key"))), nil
 }
+
+// UpstreamLogin is a role that may append the events of upstreams that name it.
+type UpstreamLogin struct {
+	Name     string   `json:"name"`
+	Password string   `json:"password,omitempty"` // of a login that was created now
+	SQL      []string `json:"sql,omitempty"`      // what somebody with more rights must run, because this login may not
+}
+
+// MakeUpstreamLogin lets the role append events of upstreams. It creates a login with a random
+// password if there is no such role, and leaves the other rights of one that exists. If the login
+// of url may not create or grant roles, it changes nothing and returns the SQL.
+func MakeUpstreamLogin(ctx context.Context, url, name string) (l UpstreamLogin, err error) {
+	l.Name = name
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		return l, err
+	}
+	defer func() { err = errors.Join(err, conn.Close(context.WithoutCancel(ctx))) }()
+	var there, member bool
+	if err := conn.QueryRow(ctx, upstreamLoginSQL, name).Scan(&there, &member); err != nil || member {
+		return l, err
+	}
+	quoted, password := pgx.Identifier{name}.Sanitize(), rand.Text()
+	verifier, err := scram(password)
+	if err != nil {
+		return l, err
+	}
+	var statements []string
+	if !there {
+		statements = append(statements, fmt.Sprintf(`CREATE ROLE %s LOGIN PASSWORD '%s'`, quoted, verifier))
+	}
+	statements = append(statements, `GRANT tidings_upstream TO `+quoted)
+	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+		for _, sql := range statements {
+			if _, err := tx.Exec(ctx, sql); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	switch {
+	case postgres.IsForbidden(err):
+		if !there {
+			statements[0] = fmt.Sprintf(`CREATE ROLE %s LOGIN PASSWORD '...';`, quoted)
+		}
+		statements[len(statements)-1] += ";"
+		l.SQL = statements
+		return l, nil
+	case err != nil:
+		return l, fmt.Errorf("make the login %s: %w", name, err)
+	case !there:
+		l.Password = password
+	}
+	return l, nil
+}
+
+// upstreamLoginSQL reports whether the role exists, and whether it may append events already.
+const upstreamLoginSQL = `
+SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $1),
+       EXISTS (SELECT FROM pg_roles WHERE rolname = $1 AND pg_has_role(oid, 'tidings_upstream', 'USAGE'))`

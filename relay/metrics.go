@@ -1,6 +1,8 @@
 package relay
 
 import (
+	"sync"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tidings/tidings/event"
@@ -24,11 +26,16 @@ type metrics struct {
 	batchRows  prometheus.Histogram
 	heartbeats prometheus.Counter
 	path       heartbeat.Seconds
+
+	mu    sync.Mutex
+	types map[string]bool // labels of failures
 }
 
-// otherEvents is the label for event types outside the catalog. Any writer may insert rows, so the
-// label must be bounded.
+// otherEvents is the label for event types beyond maxEventTypes, and for those that no subject can
+// have. Kinds and upstreams declare few types, but rows of an operator may have any.
 const otherEvents = "other"
+
+const maxEventTypes = 2000
 
 func newMetrics(reg prometheus.Registerer) *metrics {
 	m := &metrics{
@@ -67,10 +74,11 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Buckets: []float64{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000}}),
 		heartbeats: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_relay_heartbeats_total",
 			Help: "Heartbeats that this relay has written into the outbox."}),
-		path: heartbeat.NewSeconds(heartbeat.Published, ""),
+		path: heartbeat.NewSeconds(heartbeat.Published, ""), types: make(map[string]bool),
 	}
 	for _, t := range append(event.EventTypes(), otherEvents) {
 		m.failures.WithLabelValues(t)
+		m.types[t] = true
 	}
 	for _, reason := range []string{event.Foreign, event.Duplicate} {
 		m.skipped.WithLabelValues(reason)
@@ -96,9 +104,12 @@ const (
 )
 
 func (m *metrics) failed(e *event.Event) {
-	label := otherEvents
-	if _, known := event.Known(e.AggregateType, e.Type, 1); known {
-		label = e.AggregateType + "." + e.Type
+	label := e.AggregateType + "." + e.Type
+	m.mu.Lock()
+	if !m.types[label] && (len(m.types) >= maxEventTypes || !event.IsType(label)) {
+		label = otherEvents
 	}
+	m.types[label] = true
+	m.mu.Unlock()
 	m.failures.WithLabelValues(label).Inc()
 }

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -49,6 +50,10 @@ func (e *brokerError) Unwrap() error { return e.err }
 // up.
 func (w *writer) publish(ctx context.Context, rows []outbox.Row) (_ *outbox.Mark, err error) {
 	w.at("after claim")
+	naming, err := w.names.of(ctx, rows)
+	if err != nil {
+		return nil, err
+	}
 	ctx, spans := tracing.From(ctx).SendTo(ctx, w.p.Stream, w.p.Number, len(rows), func(yield func(*event.Event) bool) {
 		for i := range rows {
 			if !yield(&rows[i].Event) {
@@ -65,7 +70,7 @@ func (w *writer) publish(ctx context.Context, rows []outbox.Row) (_ *outbox.Mark
 		if alone {
 			some = some[:1]
 		}
-		first, err := w.send(ctx, mark.NewTail, some)
+		first, err := w.send(ctx, mark.NewTail, some, naming)
 		if err != nil {
 			if errors.Is(err, errConflict) {
 				w.metrics.conflicts.Inc()
@@ -114,8 +119,8 @@ func (w *writer) published(before, mark *outbox.Mark, rows []outbox.Row) *outbox
 }
 
 // send publishes the rows as one message or one atomic batch, and returns the sequence of the
-// first. The server refuses them unless the stream ends at tail.
-func (w *writer) send(ctx context.Context, tail uint64, rows []outbox.Row) (first uint64, err error) {
+// first. The server refuses them unless the stream ends at tail. naming is of names.of.
+func (w *writer) send(ctx context.Context, tail uint64, rows []outbox.Row, naming map[string]event.Naming) (first uint64, err error) {
 	ctx, cancel := w.forBroker(ctx)
 	defer cancel()
 	m, last := &nats.Msg{Header: make(nats.Header, 16)}, len(rows)-1 // one for all messages: the client copies each
@@ -126,7 +131,9 @@ func (w *writer) send(ctx context.Context, tail uint64, rows []outbox.Row) (firs
 	for i := range rows {
 		e := &rows[i].Event
 		m.Subject, m.Data = e.Subject(w.broker.Prefix, w.p.Number), e.Payload
-		e.SetHeaders(m.Header, w.broker.Source)
+		as := naming[e.AggregateType]
+		as.Source = cmp.Or(as.Source, w.broker.Source)
+		e.SetHeaders(m.Header, as)
 		if last > 0 {
 			m.Header.Set(headerBatchSequence, strconv.Itoa(i+1))
 		}

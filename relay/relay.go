@@ -75,6 +75,7 @@ type Relay struct {
 	log     *slog.Logger
 	base    *slog.Logger // without a component: for parts that have their own
 	metrics *metrics
+	names   names
 
 	mu         sync.Mutex
 	state      error                  // why the relay publishes nothing; nil during a session
@@ -97,7 +98,7 @@ func New(cfg Config, pool *pgxpool.Pool, brokerCfg broker.Config, log *slog.Logg
 	}
 	return &Relay{
 		cfg: cfg, pool: pool, broker: brokerCfg, owner: lease.Owner("relay"), log: log.With("component", "relay"), base: log,
-		metrics: newMetrics(reg),
+		metrics: newMetrics(reg), names: names{pool: pool},
 		state:   errors.New("starting"), trouble: make(map[int]error), doubts: make(map[loss]*broker.Doubt), floorEvery: floorEvery,
 		sessions: rand.Int(),
 	}, nil

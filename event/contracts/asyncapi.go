@@ -6,6 +6,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/upstreams"
 )
 
 // Names are the names that an installation configures for what it publishes.
@@ -21,17 +22,17 @@ func DefaultNames() Names {
 	return Names{Stream: "EVENTS", Prefix: "events", Live: "live", Source: event.Source}
 }
 
-// AsyncAPI returns the AsyncAPI 3.1 document of all subjects of the kinds: the messages that
-// Tidings sends. Facts without a member in the NATS binding are in members that begin with
+// AsyncAPI returns the AsyncAPI 3.1 document of all subjects of the kinds and upstreams: the
+// messages that Tidings sends. Facts without a member in the NATS binding are in members that begin with
 // x-tidings-.
-func AsyncAPI(set *kinds.Set, in Names) map[string]any {
+func AsyncAPI(set *kinds.Set, declared []upstreams.Upstream, in Names) map[string]any {
 	subject, stream := in.Prefix+".{partition}.", in.Stream+"-{partition}"
 	channels, operations, messages, schemas := map[string]any{}, map[string]any{}, map[string]any{}, map[string]any{}
 	send := func(name, channel, summary string) {
 		operations[name] = map[string]any{"action": "send", "channel": ref("channels", channel), "summary": summary,
 			"messages": []any{ref("channels", channel, "messages", "event")}}
 	}
-	for _, t := range Types(set) {
+	for _, t := range Types(set, declared) {
 		name := t.Kind + "." + t.Event
 		messages[t.Name] = map[string]any{"name": t.Name, "title": name, "summary": t.Summary, "contentType": "application/json",
 			"headers": headersOf(t, in.Source), "payload": ref("components", "schemas", t.Name),
@@ -104,8 +105,8 @@ func headersOf(t Type, source string) map[string]any {
 		"required": []string{event.HeaderSpecVersion, event.HeaderID, event.HeaderType, event.HeaderSource, event.HeaderSubject,
 			event.HeaderTime, event.HeaderDataContentType, event.HeaderOutboxID},
 		"properties": map[string]any{
-			event.HeaderSpecVersion: fixed("1.0"), event.HeaderType: fixed(t.Name), event.HeaderSource: fixed(cmp.Or(source, event.Source)),
-			event.HeaderDataContentType: fixed("application/json"), event.HeaderDataSchema: fixed(typeOf(t.Kind, t.Event).DataSchema()),
+			event.HeaderSpecVersion: fixed("1.0"), event.HeaderType: fixed(t.Name), event.HeaderSource: fixed(cmp.Or(t.Source, source, event.Source)),
+			event.HeaderDataContentType: fixed("application/json"), event.HeaderDataSchema: fixed(t.ID),
 			event.HeaderTenant: text("The tenant's number.", "^[0-9]+$"), event.HeaderID: text("The event's UUID.", uuid),
 			event.HeaderSubject:     text("The id of the "+t.Aggregate+", the aggregate.", t.IDs.Pattern()),
 			event.HeaderTime:        map[string]any{"type": "string", "format": "date-time", "description": "The time of the change."},

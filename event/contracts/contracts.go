@@ -7,10 +7,12 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/upstreams"
 )
 
 // Type is a version of an event type.
@@ -21,27 +23,35 @@ type Type struct {
 	Summary    string
 	Aggregate  string         // the type of the object whose id is in ce-subject
 	IDs        kinds.IDForm   // of that object
-	Properties map[string]any // members of the payload
-	Required   []string
+	Source     string         // ce-source; "" for that of the installation
+	ID         string         // ce-dataschema
+	Payload    map[string]any // JSON Schema
 }
 
 // Schema returns the JSON Schema of the payload, draft 2020-12.
 func (t Type) Schema() map[string]any {
 	s := t.body()
-	s["$schema"], s["$id"] = "https://json-schema.org/draft/2020-12/schema", typeOf(t.Kind, t.Event).DataSchema()
+	s["$schema"], s["$id"] = "https://json-schema.org/draft/2020-12/schema", t.ID
 	return s
 }
 
 func (t Type) body() map[string]any {
-	return map[string]any{"title": t.Name, "description": t.Summary, "type": "object", "properties": t.Properties, "required": t.Required}
+	s := map[string]any{"title": t.Name, "description": t.Summary}
+	maps.Copy(s, t.Payload)
+	delete(s, "$schema")
+	delete(s, "$id")
+	return s
 }
 
-// Types returns all types of the kinds, sorted by name.
-func Types(set *kinds.Set) (all []Type) {
+// Types returns all types of the kinds and the upstreams, sorted by name.
+func Types(set *kinds.Set, declared []upstreams.Upstream) (all []Type) {
+	for i := range declared {
+		all = append(all, typesOf(&declared[i])...)
+	}
 	add := func(kind, aggregate, event, summary string, properties map[string]any, required []string) {
 		e := typeOf(kind, event)
 		all = append(all, Type{Name: e.CloudEventsType(), Kind: kind, Event: event, Summary: summary, Aggregate: aggregate,
-			IDs: set.IDs(aggregate), Properties: properties, Required: required})
+			IDs: set.IDs(aggregate), ID: e.DataSchema(), Payload: map[string]any{"type": "object", "properties": properties, "required": required}})
 	}
 	for _, k := range set.AllEdges() {
 		for _, name := range event.EdgeEvents {
@@ -97,6 +107,21 @@ func Types(set *kinds.Set) (all []Type) {
 		"Tidings measures the delay of its own path with this event. No state changed. Only readers of this type get it.",
 		properties, required)
 	slices.SortFunc(all, func(a, b Type) int { return strings.Compare(a.Name, b.Name) })
+	return all
+}
+
+func typesOf(u *upstreams.Upstream) (all []Type) {
+	for name, of := range u.Events {
+		for v, schema := range of.Versions {
+			e := &event.Event{AggregateType: u.Name, Type: name}
+			t := Type{Kind: u.Name, Event: name, Summary: of.Summary, Aggregate: u.Name, IDs: u.IDs, Source: u.Source}
+			// Add has checked both.
+			e.Version, _ = strconv.Atoi(v)
+			_ = json.Unmarshal(schema, &t.Payload)
+			t.Name, t.ID = u.Naming().Type(e), e.DataSchema()
+			all = append(all, t)
+		}
+	}
 	return all
 }
 
@@ -227,11 +252,11 @@ func narrow(properties map[string]any, member, value string) {
 	properties[member] = enum(properties[member].(map[string]any)["description"].(string), value)
 }
 
-// Files returns the contracts of the kinds as files, by name: asyncapi.json and schemas/TYPE.json.
+// Files returns the contracts of the kinds and upstreams as files, by name: asyncapi.json and schemas/TYPE.json.
 // The same kinds and names give the same bytes.
-func Files(set *kinds.Set, in Names) (map[string][]byte, error) {
-	docs := map[string]any{"asyncapi.json": AsyncAPI(set, in)}
-	for _, t := range Types(set) {
+func Files(set *kinds.Set, declared []upstreams.Upstream, in Names) (map[string][]byte, error) {
+	docs := map[string]any{"asyncapi.json": AsyncAPI(set, declared, in)}
+	for _, t := range Types(set, declared) {
 		docs["schemas/"+t.Name+".json"] = t.Schema()
 	}
 	files := make(map[string][]byte)

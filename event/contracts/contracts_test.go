@@ -71,7 +71,7 @@ func checkedIn(t *testing.T) map[string][]byte {
 }
 
 func TestTheCheckedInContractsAreThoseOfTheBuiltInKinds(t *testing.T) {
-	files, err := contracts.Files(kinds.Builtin(), contracts.DefaultNames())
+	files, err := contracts.Files(kinds.Builtin(), nil, contracts.DefaultNames())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +119,7 @@ func released(t *testing.T) map[string]map[string]any {
 func schemas(t *testing.T, set *kinds.Set) map[string]map[string]any {
 	t.Helper()
 	all := make(map[string]map[string]any)
-	for _, typ := range contracts.Types(set) {
+	for _, typ := range contracts.Types(set, nil) {
 		raw, err := contracts.Encode(typ.Schema())
 		if err != nil {
 			t.Fatal(err)
@@ -240,7 +240,7 @@ func TestGoldenMessagesFitTheSchemas(t *testing.T) {
 // TestTheHeadersOfGoldenMessagesFitTheDocument checks headers with the schemas in the AsyncAPI
 // document.
 func TestTheHeadersOfGoldenMessagesFitTheDocument(t *testing.T) {
-	raw, err := contracts.Encode(contracts.AsyncAPI(kinds.Builtin(), contracts.DefaultNames()))
+	raw, err := contracts.Encode(contracts.AsyncAPI(kinds.Builtin(), nil, contracts.DefaultNames()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -309,7 +309,7 @@ func TestTheDocumentIsAsyncAPI(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, set := range []*kinds.Set{kinds.Builtin(), own} {
-		raw, err := contracts.Encode(contracts.AsyncAPI(set, contracts.DefaultNames()))
+		raw, err := contracts.Encode(contracts.AsyncAPI(set, nil, contracts.DefaultNames()))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -49,7 +49,7 @@ var rules = []rule{
 	{pkg: "cmd/*/*", may: []string{"*", "*/*", "*/*/*"}, libs: []string{pgx, nats}},
 
 	{pkg: "api", libs: []string{huma, pgx}, // it passes a pgx.Tx on: the reads of a projection are one transaction of the caller
-		may: []string{"store", "kinds", "event/contracts", "outbox", "projections", "projections/*", "event",
+		may: []string{"store", "kinds", "kinds/upstreams", "event/contracts", "outbox", "projections", "projections/*", "event",
 			"internal/tokens", "internal/versioned", "internal/postgres", "internal/shares", "internal/tracing", "internal/work",
 			"consumers"}},
 	{pkg: "store", libs: []string{pgx},
@@ -59,8 +59,9 @@ var rules = []rule{
 	{pkg: "internal/versioned", may: []string{"internal/postgres"}, libs: []string{pgx}},
 	// pgx: it reads and writes the kinds of an installation.
 	{pkg: "kinds", may: []string{"internal/versioned", "event", "internal/postgres", "internal/work"}, libs: []string{pgx}},
-	{pkg: "kinds/kindfile", may: []string{"kinds"}},
-	{pkg: "event/contracts", may: []string{"kinds", "event"}},
+	{pkg: "kinds/upstreams", may: []string{"kinds", "internal/versioned", "event", "internal/postgres"}, libs: []string{pgx}},
+	{pkg: "kinds/kindfile", may: []string{"kinds", "kinds/upstreams"}},
+	{pkg: "event/contracts", may: []string{"kinds", "kinds/upstreams", "event"}},
 	{pkg: "event"},                          // the wire contract depends on no other package
 	{pkg: "client", may: []string{"event"}}, // part of users' programs
 	// It runs `tidings dev` for the tests of users.
@@ -70,7 +71,8 @@ var rules = []rule{
 	{pkg: "outbox/coldstore", may: []string{"outbox", "event", "internal/postgres", "internal/words"}, libs: []string{pgx, blob}},
 	// pgx: it passes the pool on to outbox.
 	{pkg: "relay", libs: []string{nats, pgx},
-		may: []string{"outbox", "event", "internal/lease", "internal/broker", "internal/heartbeat", "internal/tracing", "internal/work"}},
+		may: []string{"outbox", "kinds/upstreams", "event", "internal/lease", "internal/broker", "internal/heartbeat", "internal/tracing",
+			"internal/work"}},
 	{pkg: "consumers", may: []string{"kinds", "event", "internal/lease", "internal/broker", "internal/heartbeat", "internal/postgres",
 		"internal/tracing", "internal/deadletter", "internal/work"}, libs: []string{pgx, nats}},
 	// It is the public interface of consumers.

@@ -27,6 +27,7 @@ const (
 	RoleReader   Role = "tidings_reader"
 	RoleSystem   Role = "tidings_system" // has the rights of the last three
 	RoleWriter   Role = "tidings_writer"
+	RoleUpstream Role = "tidings_upstream"
 )
 
 // Config is the environment of all pools. The connection strings are separate, because the truth

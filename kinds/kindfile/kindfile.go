@@ -16,29 +16,37 @@ import (
 // Extend returns the set with the kinds of a file added, or changed (kinds.Set.Extend). The error
 // joins all errors, each with its line.
 func Extend(s *kinds.Set, file []byte) (*kinds.Set, error) {
-	d := yaml.NewDecoder(bytes.NewReader(file))
-	var doc, more yaml.Node
-	err := d.Decode(&doc)
-	if errors.Is(err, io.EOF) {
-		return nil, errors.New("the file is empty: `{}` is a file without kinds")
-	}
+	doc, d, err := document(file)
 	if err != nil {
-		return nil, errors.New(strings.TrimPrefix(err.Error(), "yaml: "))
+		return nil, err
 	}
-	if err := d.Decode(&more); !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("line %d: this is a second document: want one", max(more.Line, 1))
-	}
-
 	var added kinds.Set
-	d = yaml.NewDecoder(bytes.NewReader(file))
-	d.KnownFields(true)
 	if err := d.Decode(&added); err != nil {
 		return nil, typeErrors(err)
 	}
 	return s.Extend(&added, func(path []string) int { return lineOf(doc.Content[0], path) })
 }
 
-var goType = regexp.MustCompile(` (in|into) type kinds\.\w+| into kinds\.\w+`)
+// document returns the file's only document, and a strict decoder of it.
+func document(file []byte) (*yaml.Node, *yaml.Decoder, error) {
+	d := yaml.NewDecoder(bytes.NewReader(file))
+	var doc, more yaml.Node
+	err := d.Decode(&doc)
+	if errors.Is(err, io.EOF) {
+		return nil, nil, errors.New("the file is empty: `{}` is a file without kinds")
+	}
+	if err != nil {
+		return nil, nil, errors.New(strings.TrimPrefix(err.Error(), "yaml: "))
+	}
+	if err := d.Decode(&more); !errors.Is(err, io.EOF) {
+		return nil, nil, fmt.Errorf("line %d: this is a second document: want one", max(more.Line, 1))
+	}
+	d = yaml.NewDecoder(bytes.NewReader(file))
+	d.KnownFields(true)
+	return &doc, d, nil
+}
+
+var goType = regexp.MustCompile(` (in|into) type (kinds|kindfile)\.\w+| into (kinds|kindfile)\.\w+`)
 
 // typeErrors gives each of the decoder's errors its own line, without the names of Go types.
 func typeErrors(err error) error {

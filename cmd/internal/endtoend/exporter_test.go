@@ -188,7 +188,7 @@ type streamed struct {
 // schemas returns the contracts of the payloads by ce-type. They also check formats.
 func schemas(set *kinds.Set) (map[string]*jsonschema.Schema, error) {
 	all := map[string]*jsonschema.Schema{}
-	for _, t := range contracts.Types(set) {
+	for _, t := range contracts.Types(set, nil) {
 		raw, err := contracts.Encode(t.Schema())
 		if err != nil {
 			return nil, err

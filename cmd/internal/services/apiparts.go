@@ -17,6 +17,7 @@ import (
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/upstreams"
 	"github.com/tidings/tidings/ops/console"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/store"
@@ -43,7 +44,8 @@ func newAPI(cfg api.Config, truth, tokens, projections *pgxpool.Pool, nc *nats.C
 		cfg: cfg, nc: nc, broker: b, log: log}
 	a.handler, err = api.New(cfg, api.Deps{Store: store.New(truth, a.waker.Wake), Tokens: tokens, DLQ: outbox.NewDLQ(truth, a.waker.Wake),
 		Projections: projections, Kinds: a.kinds, Fleet: fleet.Projections(a.kinds.Now), Pages: a.pages, Streams: heads.Of(nc, b),
-		Names: contracts.Names{Stream: b.Stream, Prefix: b.Prefix, Live: b.LivePrefix, Source: b.Source}, Log: log, Reg: reg})
+		Names: contracts.Names{Stream: b.Stream, Prefix: b.Prefix, Live: b.LivePrefix, Source: b.Source}, Log: log, Reg: reg,
+		Upstreams: func(ctx context.Context) ([]upstreams.Upstream, error) { return upstreams.List(ctx, truth) }})
 	return a, err
 }
 

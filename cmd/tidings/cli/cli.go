@@ -108,6 +108,8 @@ func (p Process) commands() *cobra.Command {
 			p.tokenCreateCommand(), p.tokenListCommand(), p.tokenIdentifyCommand(), p.tokenRevokeCommand()),
 		group("kinds", "List, add and change the kinds of edges and children",
 			p.kindsApplyCommand(), p.kindsDiffCommand(), p.kindsListCommand(), p.kindsShowCommand(), p.kindsHistoryCommand()),
+		group("upstream", "Declare events that services append from tables of their own",
+			p.upstreamAddCommand(), p.upstreamListCommand(), p.upstreamShowCommand(), p.upstreamRemoveCommand(), p.upstreamHistoryCommand()),
 		group("contracts", "Write the contracts of events: JSON Schemas and an AsyncAPI document", p.contractsWriteCommand()),
 		group("edges", "Remove all edges of an object", p.edgesRemoveCommand()),
 		group("events", "Find and watch events", p.eventsFindCommand(), p.eventsWatchCommand()),

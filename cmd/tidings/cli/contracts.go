@@ -12,13 +12,14 @@ import (
 
 	"github.com/tidings/tidings/event/contracts"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/upstreams"
 )
 
 func (p Process) contractsWriteCommand() *cobra.Command {
 	var builtIn bool
 	c := p.command(command{
 		use:   "write DIR",
-		short: "Write the contracts of the kinds in force into a directory",
+		short: "Write the contracts of the kinds and upstreams in force into a directory",
 		long: `Write creates asyncapi.json, and schemas/TYPE.json for each event type and version. It replaces
 files of these names, and removes schemas of types that no longer exist. The API serves the same
 documents at /v1/asyncapi.json and /v1/schemas/TYPE. Like the binaries, the command reads the names
@@ -26,7 +27,7 @@ of streams and subjects from NATS_STREAM, NATS_SUBJECT_PREFIX and NATS_LIVE_PREF
 from EVENT_SOURCE.`,
 		args: exactArgs(1), needs: needServers,
 		run: func(ctx context.Context, s *session, args []string) (*report, error) {
-			set := kinds.Builtin()
+			set, declared := kinds.Builtin(), []upstreams.Upstream(nil)
 			if !builtIn {
 				y, err := s.open(ctx, s.data, "kinds", needTruth)
 				if err != nil {
@@ -36,12 +37,15 @@ from EVENT_SOURCE.`,
 				if set, err = truthKinds(ctx, y.Truth); err != nil {
 					return nil, err
 				}
+				if declared, err = upstreams.List(ctx, y.Truth); err != nil {
+					return nil, err
+				}
 			}
 			cfg, err := p.naming(ctx)
 			if err != nil {
 				return nil, err
 			}
-			n, err := writeContracts(args[0], set, contracts.Names{Stream: cfg.Stream, Prefix: cfg.Prefix, Live: cfg.LivePrefix,
+			n, err := writeContracts(args[0], set, declared, contracts.Names{Stream: cfg.Stream, Prefix: cfg.Prefix, Live: cfg.LivePrefix,
 				Source: cfg.Source})
 			if err != nil {
 				return nil, err
@@ -53,16 +57,16 @@ from EVENT_SOURCE.`,
 	return c
 }
 
-// writeContracts writes the contracts of the kinds into dir, and returns the number of files.
-func writeContracts(dir string, set *kinds.Set, in contracts.Names) (int, error) {
-	files, err := contracts.Files(set, in)
+// writeContracts writes the contracts of the kinds and upstreams into dir, and returns the number of files.
+func writeContracts(dir string, set *kinds.Set, declared []upstreams.Upstream, in contracts.Names) (int, error) {
+	files, err := contracts.Files(set, declared, in)
 	if err != nil {
 		return 0, err
 	}
 	if err := os.MkdirAll(filepath.Join(dir, "schemas"), 0o755); err != nil {
 		return 0, fmt.Errorf("create a directory for the contracts: %w", err)
 	}
-	old, err := filepath.Glob(filepath.Join(dir, "schemas", "tidings.*.json"))
+	old, err := filepath.Glob(filepath.Join(dir, "schemas", "*.v*.json"))
 	if err != nil {
 		return 0, fmt.Errorf("find earlier contracts in %s: %w", dir, err)
 	}

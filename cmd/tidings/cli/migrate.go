@@ -57,7 +57,7 @@ a relay needs (docs/your-tables.md). Outside that schema only the roles are new.
 needs the schema in its connection string: DATABASE_URL=...?search_path=tidings.
 
 With --logins it then creates a login for each line of the file: NAME ROLE PASSWORD. The role is
-api, relay, consumer, reader, system or writer (docs/security.md). An existing login gets the
+api, relay, consumer, reader, system, writer, upstream or serve (docs/security.md). An existing login gets the
 password, and this role as its only one. Logins that the file does not name remain unchanged.
 
 While a statement waits for a lock, all other users of the table wait behind that statement. So none

@@ -69,7 +69,7 @@ func TestTheOfficialSDKReadsEveryType(t *testing.T) {
 		t.Fatal(err)
 	}
 	var sent []event.Event
-	for n, typ := range contracts.Types(kinds.Builtin()) {
+	for n, typ := range contracts.Types(kinds.Builtin(), nil) {
 		e := sample(t, n, typ)
 		if _, err := js.PublishMsg(t.Context(), &nats.Msg{Subject: e.Subject(cfg.Prefix, 0), Header: e.Headers(),
 			Data: e.Payload}); err != nil {

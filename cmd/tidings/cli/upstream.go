@@ -1,0 +1,282 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tidings/tidings/kinds/kindfile"
+	"github.com/tidings/tidings/kinds/upstreams"
+	"github.com/tidings/tidings/migrations"
+)
+
+// addedUpstream is the output of `tidings upstream add --json`.
+type addedUpstream struct {
+	upstreams.Added
+	Upstream string                     `json:"upstream"`
+	DryRun   bool                       `json:"dry_run"`
+	Logins   []migrations.UpstreamLogin `json:"logins,omitempty"`
+}
+
+// listedUpstream is a line of `tidings upstream list --json`.
+type listedUpstream struct {
+	Name       string   `json:"name"`
+	Types      []string `json:"types"` // ce-type
+	Source     string   `json:"source"`
+	Tenants    []int64  `json:"tenants,omitempty"` // absent: all
+	MaxPayload int      `json:"max_payload"`
+	Logins     []string `json:"logins"`
+}
+
+// upstreamVersion is a line of `tidings upstream history --json`.
+type upstreamVersion struct {
+	Version int64     `json:"version"`
+	At      time.Time `json:"at"`
+	Actor   string    `json:"actor"`
+	Reason  string    `json:"reason,omitempty"`
+	Removed bool      `json:"removed,omitempty"`
+	Changes []string  `json:"changes"`
+}
+
+func (p Process) upstreamFile(name string) (*upstreams.Upstream, error) {
+	in := p.Stdin
+	if name != "-" {
+		f, err := os.Open(name)
+		if err != nil {
+			return nil, &usageError{err}
+		}
+		defer func() { _ = f.Close() }() // the file is only read
+		in = f
+	}
+	const most = 1 << 20
+	file, err := io.ReadAll(io.LimitReader(in, most+1))
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", name, err)
+	}
+	if len(file) > most {
+		return nil, &fileError{fmt.Errorf("the file has more than %s bytes", count(most))}
+	}
+	u, err := kindfile.ReadUpstream(file)
+	if err != nil {
+		return nil, &fileError{fmt.Errorf("%s is not a file of an upstream:\n%w", name, err)}
+	}
+	return u, nil
+}
+
+func (p Process) upstreamAddCommand() *cobra.Command {
+	var (
+		r    upstreams.Request
+		file string
+	)
+	c := p.command(command{
+		use:   "add NAME",
+		short: "Declare events that a service appends from tables of its own, or change the declaration",
+		long: `Add declares the aggregate type NAME with its event types, their versions and JSON Schemas, its
+tenants and its largest payload. From the next transaction on, the outbox refuses what does not fit,
+at INSERT, with the reason. Without --file, the declaration stays as it is and only logins change.
+docs/upstream.md describes the file; "-" reads it from stdin.
+
+--login names a role of PostgreSQL that may append these events, and nothing else; its members may
+too. Add creates a login with a random password if there is no such role, and prints the password
+once. If your own login may not create roles, add prints the SQL for somebody who may.
+
+A declared event version keeps its schema: add another version instead. Names, ids and event types
+stay too. docs/upstream.md lists what may change.`,
+		args: exactArgs(1), name: "upstream", needs: needTruth, json: oneObject,
+		actor: &r.Actor, reason: &r.Upstream.Reason, dryRun: &r.DryRun,
+		check: func(s *session, args []string) error {
+			if file == "" {
+				return nil
+			}
+			u, err := s.upstreamFile(file)
+			if err != nil {
+				return err
+			}
+			if u.Name != args[0] {
+				return &usageError{fmt.Errorf("%s declares the upstream %s, not %s", file, u.Name, args[0])}
+			}
+			u.Logins, u.Reason, r.Upstream = r.Upstream.Logins, r.Upstream.Reason, *u
+			return nil
+		},
+		run: func(ctx context.Context, s *session, args []string) (_ *report, err error) {
+			if file == "" {
+				was, err := findUpstream(ctx, s, args[0])
+				if err != nil {
+					return nil, err
+				}
+				was.Logins, was.Reason, r.Upstream = r.Upstream.Logins, r.Upstream.Reason, *was
+			}
+			if r.Kinds, err = truthKinds(ctx, s.Truth); err != nil {
+				return nil, err
+			}
+			done := addedUpstream{Upstream: args[0], DryRun: r.DryRun}
+			if done.Added, err = upstreams.Add(ctx, s.Truth, r); err != nil {
+				return nil, err
+			}
+			for _, login := range r.Upstream.Logins {
+				if r.DryRun {
+					break
+				}
+				made, err := migrations.MakeUpstreamLogin(ctx, s.env.DatabaseURL, login)
+				if err != nil {
+					return nil, err
+				}
+				done.Logins = append(done.Logins, made)
+			}
+			return reports(done, func(w io.Writer) error { return sayAdded(w, done) }), nil
+		},
+	})
+	c.Flags().StringVar(&file, "file", "", "the `file` of the declaration")
+	c.Flags().StringArrayVar(&r.Upstream.Logins, "login", []string{}, "a `role` that may append these events; may be repeated")
+	c.Flags().StringArrayVar(&r.Revoke, "revoke-login", nil, "a `role` that may no longer append them; may be repeated")
+	return c
+}
+
+func sayAdded(w io.Writer, done addedUpstream) error {
+	for _, change := range done.Changes {
+		fmt.Fprintln(w, change)
+	}
+	for _, l := range done.Logins {
+		switch {
+		case len(l.SQL) > 0:
+			fmt.Fprintf(w, "This login may not create or grant roles. Somebody who may has to run:\n  %s\n", strings.Join(l.SQL, "\n  "))
+		case l.Password != "":
+			fmt.Fprintf(w, "The login %s was created. Its password is shown only now: %s\n", l.Name, l.Password)
+		}
+	}
+	var err error
+	switch {
+	case len(done.Changes) == 0:
+		_, err = fmt.Fprintf(w, "The upstream %s is declared like this. Nothing was changed.\n", done.Upstream)
+	case done.DryRun:
+		_, err = fmt.Fprintln(w, "Nothing was changed (--dry-run).")
+	default:
+		_, err = fmt.Fprintf(w, "The outbox checks events of %s by this declaration now. `tidings upstream history %s` lists it as version %d.\n",
+			done.Upstream, done.Upstream, done.Version)
+	}
+	return err
+}
+
+// findUpstream returns the declared upstream of that name.
+func findUpstream(ctx context.Context, s *session, name string) (*upstreams.Upstream, error) {
+	all, err := upstreams.List(ctx, s.Truth)
+	if err != nil {
+		return nil, err
+	}
+	i := slices.IndexFunc(all, func(u upstreams.Upstream) bool { return u.Name == name })
+	if i < 0 {
+		return nil, fmt.Errorf("%s: %w", name, upstreams.ErrNotFound)
+	}
+	return &all[i], nil
+}
+
+func (p Process) upstreamListCommand() *cobra.Command {
+	return p.command(command{
+		use: "list", short: "List the declared upstreams", name: "upstream", needs: needTruth, json: onePer("upstream"),
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
+			declared, err := upstreams.List(ctx, s.Truth)
+			if err != nil {
+				return nil, err
+			}
+			all, rows := []listedUpstream{}, [][]string{{"NAME", "EVENTS", "TENANTS", "MAX PAYLOAD", "SOURCE", "LOGINS"}}
+			for i := range declared {
+				u := &declared[i]
+				one := listedUpstream{Name: u.Name, Source: u.Source, Tenants: u.Tenants, MaxPayload: u.MaxPayload, Logins: u.Logins, Types: u.Types()}
+				tenants := "all"
+				if u.Tenants != nil {
+					tenants = count(int64(len(u.Tenants)))
+				}
+				all = append(all, one)
+				rows = append(rows, []string{u.Name, strings.Join(slices.Sorted(maps.Keys(u.Events)), ", "), tenants,
+					fmt.Sprint(u.MaxPayload), u.Source, strings.Join(u.Logins, ", ")})
+			}
+			return lists(all, rowsOf(rows...)), nil
+		},
+	})
+}
+
+func (p Process) upstreamShowCommand() *cobra.Command {
+	return p.command(command{
+		use: "show NAME", short: "Print the file of a declared upstream", args: exactArgs(1), name: "upstream", needs: needTruth,
+		run: func(ctx context.Context, s *session, args []string) (*report, error) {
+			u, err := findUpstream(ctx, s, args[0])
+			if err != nil {
+				return nil, err
+			}
+			file, err := kindfile.WriteUpstream(u)
+			if err != nil {
+				return nil, err
+			}
+			return reports(nil, func(w io.Writer) error {
+				_, err := w.Write(file)
+				return err
+			}), nil
+		},
+	})
+}
+
+func (p Process) upstreamRemoveCommand() *cobra.Command {
+	var actor, reason string
+	return p.command(command{
+		use:   "remove NAME",
+		short: "Refuse further events of an upstream",
+		long: `Remove ends an upstream: the outbox refuses its events from the next transaction on. Events that it
+has are published. Nothing is deleted: the history stays, and tidings upstream add declares the
+upstream again, under the same rules of change.`,
+		args: exactArgs(1), name: "upstream", needs: needTruth, json: oneObject, actor: &actor, reason: &reason, destructive: true,
+		run: func(ctx context.Context, s *session, args []string) (*report, error) {
+			u, err := findUpstream(ctx, s, args[0])
+			if err != nil {
+				return nil, err
+			}
+			if err := s.ask(sentence("Writers of %s (%s) will be refused.\n", u.Name, strings.Join(u.Logins, ", "))); err != nil {
+				return nil, err
+			}
+			if err := upstreams.Remove(ctx, s.Truth, u.Name, actor, reason); err != nil {
+				return nil, err
+			}
+			return reports(map[string]string{"removed": u.Name}, sentence("The outbox refuses events of %s now.\n", u.Name)), nil
+		},
+	})
+}
+
+func (p Process) upstreamHistoryCommand() *cobra.Command {
+	return p.command(command{
+		use: "history NAME", short: "List who declared what, when and why", args: exactArgs(1), name: "upstream", needs: needTruth,
+		json: onePer("version"),
+		run: func(ctx context.Context, s *session, args []string) (*report, error) {
+			all, err := upstreams.History(ctx, s.Truth, args[0])
+			if err != nil {
+				return nil, err
+			}
+			var versions []upstreamVersion
+			for _, v := range all {
+				versions = append(versions, upstreamVersion{v.Version, v.At.UTC(), v.By, v.Reason, v.Removed, v.Changes})
+			}
+			return lists(versions, func(w io.Writer) error {
+				var errs []error
+				for _, v := range versions {
+					why := ""
+					if v.Reason != "" {
+						why = ": " + v.Reason
+					}
+					_, err := fmt.Fprintf(w, "Version %d, %s, %s%s\n", v.Version, utc(&v.At), v.Actor, why)
+					errs = append(errs, err)
+					for _, change := range v.Changes {
+						_, err := fmt.Fprintf(w, "  %s\n", change)
+						errs = append(errs, err)
+					}
+				}
+				return errors.Join(errs...)
+			}), nil
+		},
+	})
+}

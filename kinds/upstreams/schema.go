@@ -1,0 +1,126 @@
+package upstreams
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// annotations are keywords of JSON Schema that describe a value and allow every value.
+var annotations = []string{"$comment", "$id", "$schema", "default", "deprecated", "description", "examples", "format", "readOnly", "title",
+	"writeOnly"}
+
+// pattern matches the regular expressions that mean the same to PostgreSQL as to ECMA 262: literal
+// characters, sets, groups, alternatives and repetitions.
+var pattern = regexp.MustCompile(`^([^\\(]|\((\?:)?|\\[.\-/+*?()[\]{}|^$])*$`)
+
+const maxSchemaDepth = 20
+
+// checkSchema returns why the table could not check payloads by the schema: it has a keyword that
+// function upstream_misfit does not know, or a malformed one.
+func checkSchema(schema json.RawMessage, path []string) (all []Fault) {
+	d := json.NewDecoder(bytes.NewReader(schema))
+	d.UseNumber()
+	var s any
+	if err := d.Decode(&s); err != nil {
+		return []Fault{{path, "is not JSON: " + err.Error()}}
+	}
+	if o, ok := s.(map[string]any); !ok || o["type"] != "object" {
+		return []Fault{{path, `want a JSON Schema with "type": "object"`}}
+	}
+	return schemaFaults(s, path)
+}
+
+func schemaFaults(s any, path []string) (all []Fault) {
+	fault := func(at []string, format string, args ...any) {
+		all = append(all, Fault{at, fmt.Sprintf(format, args...)})
+	}
+	if _, is := s.(bool); is {
+		return nil
+	}
+	o, ok := s.(map[string]any)
+	if !ok {
+		fault(path, "want a JSON Schema: an object, true or false")
+		return all
+	}
+	if len(path) > maxSchemaDepth {
+		fault(path, "the schema is nested more than %d levels deep", maxSchemaDepth)
+		return all
+	}
+	at := func(more ...string) []string { return append(slices.Clone(path), more...) }
+	for _, k := range slices.Sorted(maps.Keys(o)) {
+		v := o[k]
+		switch k {
+		case "type":
+			names, many := v.([]any)
+			if !many {
+				names = []any{v}
+			}
+			for _, n := range names {
+				if !slices.Contains([]any{"object", "array", "string", "number", "integer", "boolean", "null"}, n) {
+					fault(at(k), "%v is not a type of JSON", n)
+				}
+			}
+		case "properties":
+			members, ok := v.(map[string]any)
+			if !ok {
+				fault(at(k), "want an object")
+			}
+			for _, m := range slices.Sorted(maps.Keys(members)) {
+				all = append(all, schemaFaults(members[m], at(k, m))...)
+			}
+		case "additionalProperties", "items", "not":
+			all = append(all, schemaFaults(v, at(k))...)
+		case "allOf", "anyOf", "oneOf":
+			list, ok := v.([]any)
+			if !ok || len(list) == 0 {
+				fault(at(k), "want a list of schemas")
+			}
+			for i, one := range list {
+				all = append(all, schemaFaults(one, at(k, fmt.Sprint(i)))...)
+			}
+		case "required":
+			list, ok := v.([]any)
+			if !ok || slices.ContainsFunc(list, func(m any) bool { _, is := m.(string); return !is }) {
+				fault(at(k), "want a list of names")
+			}
+		case "enum":
+			if list, ok := v.([]any); !ok || len(list) == 0 {
+				fault(at(k), "want a list of values")
+			}
+		case "const":
+		case "uniqueItems":
+			if _, ok := v.(bool); !ok {
+				fault(at(k), "want true or false")
+			}
+		case "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties":
+			if n, ok := v.(json.Number); !ok || strings.ContainsAny(n.String(), ".eE-") {
+				fault(at(k), "want a whole number of at least 0")
+			}
+		case "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum":
+			if _, ok := v.(json.Number); !ok {
+				fault(at(k), "want a number")
+			}
+		case "multipleOf":
+			if n, ok := v.(json.Number); !ok || strings.HasPrefix(n.String(), "-") || strings.Trim(n.String(), "0.") == "" {
+				fault(at(k), "want a number above 0")
+			}
+		case "pattern":
+			text, ok := v.(string)
+			if _, err := regexp.Compile(text); !ok || err != nil || !pattern.MatchString(text) || strings.ContainsAny(text, "\n") ||
+				strings.Contains(text, "[[:") {
+				fault(at(k), "%.80q is not a regular expression that PostgreSQL reads as JSON Schema does: "+
+					"write sets in brackets instead of classes like \\d", text)
+			}
+		default:
+			if !slices.Contains(annotations, k) {
+				fault(at(k), "this keyword is not supported: the table could not check it")
+			}
+		}
+	}
+	return all
+}
