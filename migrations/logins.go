@@ -214,7 +214,7 @@ func MakeUpstreamLogin(ctx context.Context, url, name string) (l UpstreamLogin, 
 		return nil
 	})
 	switch {
-	case postgres.IsForbidden(err):
+	case postgres.IsPermission(err):
 		if !there {
 			statements[0] = fmt.Sprintf(`CREATE ROLE %s LOGIN PASSWORD '...';`, quoted)
 		}

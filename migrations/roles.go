@@ -30,7 +30,8 @@ func (e *NeedsError) Error() string {
 func (s Set) roles() []postgres.Role {
 	switch s {
 	case Outbox:
-		return []postgres.Role{postgres.RoleSystem, postgres.RoleRelay, postgres.RoleReader, postgres.RoleWriter}
+		return []postgres.Role{postgres.RoleSystem, postgres.RoleRelay, postgres.RoleReader, postgres.RoleWriter,
+			postgres.RoleUpstream}
 	case Truth:
 		return append(Outbox.roles(), postgres.RoleAPI)
 	case Projections:
@@ -41,7 +42,7 @@ func (s Set) roles() []postgres.Role {
 
 // readers returns the roles that check the versions of the set's tables.
 func (s Set) readers() []postgres.Role {
-	return slices.DeleteFunc(s.roles(), func(r postgres.Role) bool { return r == postgres.RoleWriter })
+	return slices.DeleteFunc(s.roles(), func(r postgres.Role) bool { return r == postgres.RoleWriter || r == postgres.RoleUpstream })
 }
 
 func list(roles []postgres.Role) string {

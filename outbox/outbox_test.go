@@ -28,7 +28,7 @@ func newEvent(aggregate event.ID, payload string) event.Event {
 }
 
 func TestTheSpecsInsertWorksAndSlotsAreStable(t *testing.T) {
-	pool := testkit.Postgres(t).Pool(t, postgres.RoleWriter)
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	var slot int
 	var delayed bool
 	if err := pool.QueryRow(t.Context(), `

@@ -401,7 +401,7 @@ func TestWhatThePolicyOfWritersCosts(t *testing.T) {
 		t.Fatal(err)
 	}
 	const rows = 5000
-	for _, kind := range []string{"comment", "order"} {
+	for _, kind := range []string{"comment", "like"} {
 		for _, role := range []postgres.Role{postgres.RoleSystem, postgres.RoleWriter} {
 			err := postgres.InTx(ctx, db.Pool(t, role), pgx.TxOptions{}, func(tx pgx.Tx) error {
 				begin := time.Now()

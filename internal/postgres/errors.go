@@ -18,7 +18,6 @@ const (
 	codeSerializationFailure = "40001"
 	codeDeadlockDetected     = "40P01"
 	codeLockNotAvailable     = "55P03"
-	codeForbidden            = "42501"
 	codeUndefinedTable       = "42P01"
 	codeDuplicateObject      = "42710"
 	codeDuplicateSchema      = "42P06"
@@ -98,9 +97,6 @@ func IsLogin(err error) bool {
 	code := state(err)
 	return strings.HasPrefix(code, classLogin) || code == codeUndefinedDatabase
 }
-
-// IsForbidden reports that the login lacks a right.
-func IsForbidden(err error) bool { return state(err) == codeForbidden }
 
 // IsTransient reports an error that says nothing about the statement or its data: connections,
 // shutdowns, full disks and pools, locks, aborted transactions, ended contexts. The same work may

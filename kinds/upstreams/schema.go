@@ -20,19 +20,78 @@ var pattern = regexp.MustCompile(`^([^\\(]|\((\?:)?|\\[.\-/+*?()[\]{}|^$])*$`)
 
 const maxSchemaDepth = 20
 
-// checkSchema returns why the table could not check payloads by the schema: it has a keyword that
-// function upstream_misfit does not know, or a malformed one.
-func checkSchema(schema json.RawMessage, path []string) (all []Fault) {
+// compile returns the schema as function upstream_misfit reads it, or why the table could not check
+// payloads by it: it has a keyword that the function does not know, or a malformed one.
+func compile(schema json.RawMessage, path []string) (json.RawMessage, []Fault) {
 	d := json.NewDecoder(bytes.NewReader(schema))
 	d.UseNumber()
 	var s any
 	if err := d.Decode(&s); err != nil {
-		return []Fault{{path, "is not JSON: " + err.Error()}}
+		return nil, []Fault{{path, "is not JSON: " + err.Error()}}
 	}
 	if o, ok := s.(map[string]any); !ok || o["type"] != "object" {
-		return []Fault{{path, `want a JSON Schema with "type": "object"`}}
+		return nil, []Fault{{path, `want a JSON Schema with "type": "object"`}}
 	}
-	return schemaFaults(s, path)
+	if all := schemaFaults(s, path); len(all) > 0 {
+		return nil, all
+	}
+	check, err := json.Marshal(Compile(s))
+	if err != nil {
+		return nil, []Fault{{path, "is not JSON: " + err.Error()}}
+	}
+	return check, nil
+}
+
+// Compile returns a valid schema in the form of function upstream_misfit: without annotations and
+// booleans, with required as a text array of PostgreSQL (=required), and with the names of its
+// properties as another (=names).
+func Compile(s any) map[string]any {
+	of, ok := s.(map[string]any)
+	switch {
+	case s == false:
+		return map[string]any{"not": map[string]any{}}
+	case !ok:
+		return map[string]any{}
+	}
+	c := make(map[string]any, len(of))
+	for k, v := range of {
+		switch k {
+		case "required":
+			var names []string
+			for _, n := range v.([]any) {
+				names = append(names, n.(string))
+			}
+			c["=required"] = textArray(names)
+		case "properties":
+			members := make(map[string]any)
+			for name, m := range v.(map[string]any) {
+				members[name] = Compile(m)
+			}
+			c[k], c["=names"] = members, textArray(slices.Sorted(maps.Keys(members)))
+		case "additionalProperties", "items", "not":
+			c[k] = Compile(v)
+		case "allOf", "anyOf", "oneOf":
+			var list []any
+			for _, one := range v.([]any) {
+				list = append(list, Compile(one))
+			}
+			c[k] = list
+		default:
+			if !slices.Contains(annotations, k) {
+				c[k] = v
+			}
+		}
+	}
+	return c
+}
+
+// textArray returns a literal of type text[].
+func textArray(all []string) string {
+	quoted := make([]string, len(all))
+	for i, s := range all {
+		quoted[i] = `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(s) + `"`
+	}
+	return "{" + strings.Join(quoted, ",") + "}"
 }
 
 func schemaFaults(s any, path []string) (all []Fault) {

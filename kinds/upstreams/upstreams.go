@@ -32,6 +32,7 @@ type Upstream struct {
 type Event struct {
 	Summary  string                     `json:"summary,omitempty"`
 	Versions map[string]json.RawMessage `json:"versions"` // JSON Schema of the payload, by event version
+	Checks   map[string]json.RawMessage `json:"checks"`   // the same for the table: Check compiles them
 }
 
 // The bounds of an upstream.
@@ -45,7 +46,7 @@ const (
 )
 
 var (
-	name       = regexp.MustCompile(`^[a-z][a-z0-9_]{0,30}$`)
+	name       = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_-]{0,63}$`)
 	eventName  = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 	typePrefix = regexp.MustCompile(`^[a-z][a-z0-9-]*(\.[a-z][a-z0-9-]*)*$`)
 	source     = regexp.MustCompile(`^[A-Za-z0-9/][!-~]{0,254}$`)
@@ -86,7 +87,7 @@ func (u *Upstream) Check() []Fault {
 		u.IDs = kinds.String
 	}
 	u.IDPattern = u.IDs.Pattern()
-	want(name.MatchString(u.Name), "%.80q is not a valid name: want a lower-case letter, then up to 30 lower-case letters, digits and underscores",
+	want(name.MatchString(u.Name), "%.80q is not a valid name: want a letter, then up to 63 letters, digits, _ and -",
 		u.Name)("upstream")
 	want(!Reserved(kinds.Builtin(), u.Name), "%q is the name of a kind or of events of Tidings", u.Name)("upstream")
 	want(len(u.TypePrefix) <= 128 && typePrefix.MatchString(u.TypePrefix) && u.TypePrefix != "tidings" &&
@@ -109,10 +110,13 @@ func (u *Upstream) Check() []Fault {
 		e := u.Events[of]
 		want(eventName.MatchString(of), "%.80q is not a valid event type: want 1 to 64 letters, digits, _ and -", of)("events", of)
 		want(len(e.Versions) > 0, "has no version: want the JSON Schema of version 1")("events", of, "versions")
+		e.Checks = make(map[string]json.RawMessage)
+		u.Events[of] = e
 		for _, v := range slices.Sorted(maps.Keys(e.Versions)) {
 			n, err := strconv.Atoi(v)
 			want(err == nil && n >= 1 && n <= 32767 && strconv.Itoa(n) == v, "%.80q is not a version: want 1 to 32767", v)("events", of, "versions", v)
-			all = append(all, checkSchema(e.Versions[v], []string{"events", of, "versions", v})...)
+			check, faults := compile(e.Versions[v], []string{"events", of, "versions", v})
+			e.Checks[v], all = check, append(all, faults...)
 		}
 	}
 	return all

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
@@ -433,7 +434,7 @@ func TestTheTableChecksPayloadsAsJSONSchemaDoes(t *testing.T) {
 		if err != nil {
 			rt.Fatal(err)
 		}
-		schemaText, err := json.Marshal(s)
+		schemaText, err := json.Marshal(upstreams.Compile(s))
 		if err != nil {
 			rt.Fatal(err)
 		}
@@ -461,5 +462,22 @@ func TestTheTableChecksPayloadsAsJSONSchemaDoes(t *testing.T) {
 	})
 	if fits[true] < 50 || fits[false] < 50 {
 		t.Errorf("%d values fit and %d do not", fits[true], fits[false])
+	}
+}
+
+// TestWhatADeclarationCosts logs the cost of the checks for each row (docs/upstream.md).
+func TestWhatADeclarationCosts(t *testing.T) {
+	db := testkit.Postgres(t)
+	system := db.Pool(t, postgres.RoleSystem)
+	pool, name := login(t, db)
+	declare(t, system, orders, name)
+	const rows = 2000
+	for role, p := range map[string]*pgxpool.Pool{"system": system, "upstream": pool} {
+		began := time.Now()
+		if _, err := p.Exec(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+			SELECT 1, 'order', $1, 'placed', '{"version": 1, "total": 9.5, "note": "by hand"}' FROM generate_series(1, $2::int)`, order, rows); err != nil {
+			t.Error(err)
+		}
+		t.Logf("%s: %s a row", role, time.Since(began)/rows)
 	}
 }
