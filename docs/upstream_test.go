@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"fmt"
 	"net/url"
 	"os"
 	"regexp"
@@ -15,10 +14,15 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/kindfile"
+	"github.com/tidings/tidings/kinds/upstreams"
+	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/outbox"
 )
 
@@ -32,8 +36,8 @@ func blocks(page, language string) (all []string) {
 	return all
 }
 
-// TestTheUpstreamPageWorks runs the code of upstream.md with the login that it creates. It also
-// checks every right of this login.
+// TestTheUpstreamPageWorks declares the upstream of upstream.md, and runs the page's code with the
+// login that it names. It also checks every right of this login, and of one that writes kinds.
 func TestTheUpstreamPageWorks(t *testing.T) {
 	content, err := os.ReadFile("upstream.md")
 	if err != nil {
@@ -45,29 +49,44 @@ func TestTheUpstreamPageWorks(t *testing.T) {
 	owner := db.Pool(t, postgres.RoleOwner)
 	inSQL, inGo, inPython := blocks(page, "sql"), blocks(page, "go"),
 		regexp.MustCompile(`execute\("([^"]+)"`).FindAllStringSubmatch(page, -1)
-	if len(inSQL) != 2 || len(inGo) != 1 || len(inPython) != 2 {
+	inYAML := blocks(page, "yaml")
+	if len(inYAML) != 1 || len(inSQL) != 2 || len(inGo) != 1 || len(inPython) != 2 {
 		t.Fatalf("the page has %d blocks of SQL, %d of Go and %d statements in Python", len(inSQL), len(inGo), len(inPython))
 	}
 	if example, err := os.ReadFile("../outbox/example_test.go"); err != nil || !strings.Contains(string(example), "\n"+inGo[0]) {
 		t.Errorf("the Go block differs from outbox/example_test.go, %v", err)
 	}
 
+	declared, err := kindfile.ReadUpstream([]byte(inYAML[0]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	declared.Logins = []string{login}
+	if _, err := upstreams.Add(t.Context(), db.Pool(t, postgres.RoleSystem),
+		upstreams.Request{Upstream: *declared, Kinds: kinds.Builtin(), Actor: "test"}); err != nil {
+		t.Fatal(err)
+	}
+	made, err := migrations.MakeUpstreamLogin(t.Context(), db.URL, login)
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() {
 		for _, sql := range []string{"DROP OWNED BY ", "DROP ROLE "} {
-			if _, err := owner.Exec(context.WithoutCancel(t.Context()), sql+login); err != nil { // the pool is closed after this
-				t.Error(err)
+			for _, role := range []string{login, login + "_kinds"} {
+				if _, err := owner.Exec(context.WithoutCancel(t.Context()), sql+role); err != nil { // the pool is closed after this
+					t.Error(err)
+				}
 			}
 		}
 	})
-	password := rand.Text()
-	if _, err := owner.Exec(t.Context(), inSQL[0]+fmt.Sprintf("ALTER ROLE %s PASSWORD '%s'", login, password)); err != nil {
+	if _, err := owner.Exec(t.Context(), inSQL[0]+"CREATE ROLE "+login+"_kinds IN ROLE tidings_writer"); err != nil {
 		t.Fatal(err)
 	}
 	u, err := url.Parse(db.URL)
 	if err != nil {
 		t.Fatal(err)
 	}
-	u.User = url.UserPassword(login, password)
+	u.User = url.UserPassword(login, made.Password)
 	service, err := pgx.Connect(t.Context(), u.String())
 	if err != nil {
 		t.Fatal(err)
@@ -94,42 +113,22 @@ func TestTheUpstreamPageWorks(t *testing.T) {
 		}
 	}
 
-	rows, _ := owner.Query(t.Context(), `
-		WITH columns AS (
-		  SELECT c.table_name, p.privilege, has_column_privilege($1, format('%I.%I', c.table_schema, c.table_name), c.column_name,
-		  p.privilege) AS may, c.column_name
-		    FROM information_schema.columns c JOIN information_schema.tables USING (table_schema, table_name)
-		   CROSS JOIN unnest('{SELECT,INSERT,UPDATE,REFERENCES}'::text[]) AS p(privilege) WHERE c.table_schema = current_schema())
-		SELECT concat_ws(' ', table_name, privilege, CASE WHEN NOT bool_and(may) THEN string_agg(column_name, ' '
-		ORDER BY column_name COLLATE "C") FILTER (WHERE may) END)
-		  FROM columns GROUP BY table_name, privilege HAVING bool_or(may)
-		UNION ALL
-		SELECT concat_ws(' ', table_name, privilege) FROM information_schema.tables
-		CROSS JOIN unnest('{DELETE,TRUNCATE,TRIGGER}'::text[]) AS p(privilege)
-		 WHERE table_schema = current_schema() AND has_table_privilege($1, format('%I.%I', table_schema, table_name), privilege)
-		UNION ALL
-		SELECT concat_ws(' ', 'sequence', oid::regclass, privilege) FROM pg_class
-		CROSS JOIN unnest('{USAGE,SELECT,UPDATE}'::text[]) AS p(privilege)
-		 WHERE relnamespace = current_schema()::regnamespace AND CASE WHEN relkind = 'S' THEN has_sequence_privilege($1, oid, privilege) END
-		UNION ALL
-		SELECT concat_ws(' ', 'function', oid::regprocedure) FROM pg_proc WHERE prosecdef AND has_function_privilege($1, oid, 'EXECUTE')
-		UNION ALL
-		SELECT concat_ws(' ', 'role', rolname) FROM pg_roles WHERE rolname <> $1 AND pg_has_role($1, oid, 'MEMBER')
-		UNION ALL
-		SELECT 'schema' WHERE has_schema_privilege($1, current_schema(), 'CREATE')`, login)
-	got, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		t.Fatal(err)
-	}
-	slices.Sort(got)
 	want := []string{
+		"bookmarks INSERT",
+		"bookmarks SELECT",
+		"bookmarks UPDATE",
+		"function upstream_accepts(name,bigint,text,text,text,smallint,jsonb,integer,text)",
+		"function upstream_of(name,text)",
+		"outbox_messages INSERT aggregate_id aggregate_type available_at event_type event_version occurred_at payload tenant_id trace_id",
+		"outbox_messages SELECT event_id id slot",
+		"role tidings_upstream",
+		"sequence outbox_messages_id_seq USAGE",
+	}
+	writes := []string{
 		"all_comments SELECT",
 		"all_messages SELECT",
 		"all_reviews SELECT",
 		"archived_threads SELECT",
-		"bookmarks INSERT",
-		"bookmarks SELECT",
-		"bookmarks UPDATE",
 		"children_archive_comment SELECT",
 		"children_archive_message SELECT",
 		"children_archive_review SELECT",
@@ -173,6 +172,9 @@ func TestTheUpstreamPageWorks(t *testing.T) {
 		"follows SELECT",
 		"follows UPDATE attributes positioned_at status updated_at version",
 		"function child_event_fits(bigint,text,text,jsonb)",
+		"function is_kind(text)",
+		"function upstream_accepts(name,bigint,text,text,text,smallint,jsonb,integer,text)",
+		"function upstream_of(name,text)",
 		"likes INSERT",
 		"likes SELECT",
 		"likes UPDATE attributes positioned_at status updated_at version",
@@ -196,11 +198,13 @@ func TestTheUpstreamPageWorks(t *testing.T) {
 		"votes SELECT",
 		"votes UPDATE attributes positioned_at status updated_at version",
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("rights of the login (-want +got):\n%s", diff)
+	for role, want := range map[string][]string{login: want, login + "_kinds": writes} {
+		if diff := cmp.Diff(want, rightsOf(t, owner, role)); diff != "" {
+			t.Errorf("rights of %s (-want +got):\n%s", role, diff)
+		}
 	}
 
-	rows, _ = owner.Query(t.Context(), `SELECT table_name FROM information_schema.tables WHERE table_schema = current_schema()
+	rows, _ := owner.Query(t.Context(), `SELECT table_name FROM information_schema.tables WHERE table_schema = current_schema()
 		AND table_type = 'BASE TABLE'`)
 	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
@@ -219,4 +223,38 @@ func TestTheUpstreamPageWorks(t *testing.T) {
 			}
 		}
 	}
+}
+
+// rightsOf returns every right that a login has in the schema.
+func rightsOf(t *testing.T, owner *pgxpool.Pool, login string) []string {
+	t.Helper()
+	rows, _ := owner.Query(t.Context(), `
+		WITH columns AS (
+		  SELECT c.table_name, p.privilege, has_column_privilege($1, format('%I.%I', c.table_schema, c.table_name), c.column_name,
+		  p.privilege) AS may, c.column_name
+		    FROM information_schema.columns c JOIN information_schema.tables USING (table_schema, table_name)
+		   CROSS JOIN unnest('{SELECT,INSERT,UPDATE,REFERENCES}'::text[]) AS p(privilege) WHERE c.table_schema = current_schema())
+		SELECT concat_ws(' ', table_name, privilege, CASE WHEN NOT bool_and(may) THEN string_agg(column_name, ' '
+		ORDER BY column_name COLLATE "C") FILTER (WHERE may) END)
+		  FROM columns GROUP BY table_name, privilege HAVING bool_or(may)
+		UNION ALL
+		SELECT concat_ws(' ', table_name, privilege) FROM information_schema.tables
+		CROSS JOIN unnest('{DELETE,TRUNCATE,TRIGGER}'::text[]) AS p(privilege)
+		 WHERE table_schema = current_schema() AND has_table_privilege($1, format('%I.%I', table_schema, table_name), privilege)
+		UNION ALL
+		SELECT concat_ws(' ', 'sequence', oid::regclass, privilege) FROM pg_class
+		CROSS JOIN unnest('{USAGE,SELECT,UPDATE}'::text[]) AS p(privilege)
+		 WHERE relnamespace = current_schema()::regnamespace AND CASE WHEN relkind = 'S' THEN has_sequence_privilege($1, oid, privilege) END
+		UNION ALL
+		SELECT concat_ws(' ', 'function', oid::regprocedure) FROM pg_proc WHERE prosecdef AND has_function_privilege($1, oid, 'EXECUTE')
+		UNION ALL
+		SELECT concat_ws(' ', 'role', rolname) FROM pg_roles WHERE rolname <> $1 AND pg_has_role($1, oid, 'MEMBER')
+		UNION ALL
+		SELECT 'schema' WHERE has_schema_privilege($1, current_schema(), 'CREATE')`, login)
+	got, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(got)
+	return got
 }

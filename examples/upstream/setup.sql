@@ -1,5 +1,4 @@
 -- The owner of the database runs this once.
-CREATE ROLE bookmarks_service LOGIN IN ROLE tidings_writer; -- then set a password: ALTER ROLE bookmarks_service PASSWORD '...'
 CREATE TABLE bookmarks (
     tenant_id bigint NOT NULL,
     user_id   text   NOT NULL,

@@ -103,7 +103,8 @@ stay too. docs/upstream.md lists what may change.`,
 			if u.Name != args[0] {
 				return &usageError{fmt.Errorf("%s declares the upstream %s, not %s", file, u.Name, args[0])}
 			}
-			u.Logins, u.Reason, r.Upstream = r.Upstream.Logins, r.Upstream.Reason, *u
+			u.Logins, u.Reason = r.Upstream.Logins, r.Upstream.Reason
+			r.Upstream = *u
 			return nil
 		},
 		run: func(ctx context.Context, s *session, args []string) (_ *report, err error) {
@@ -112,7 +113,8 @@ stay too. docs/upstream.md lists what may change.`,
 				if err != nil {
 					return nil, err
 				}
-				was.Logins, was.Reason, r.Upstream = r.Upstream.Logins, r.Upstream.Reason, *was
+				was.Logins, was.Reason = r.Upstream.Logins, r.Upstream.Reason
+				r.Upstream = *was
 			}
 			if r.Kinds, err = truthKinds(ctx, s.Truth); err != nil {
 				return nil, err

@@ -1,0 +1,77 @@
+package relay
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/kindfile"
+	"github.com/tidings/tidings/kinds/upstreams"
+)
+
+// TestARunningRelayNamesEventsAsTheirUpstreamDoes: an upstream is declared beside a running relay,
+// which has published other events, and removed while an event of it is pending.
+func TestARunningRelayNamesEventsAsTheirUpstreamDoes(t *testing.T) {
+	t.Parallel()
+	db, b := testkit.Postgres(t), testkit.NATS(t)
+	system := db.Pool(t, postgres.RoleSystem)
+	stop := start(t, newRelay(t, system, b))
+	js, err := jetstream.New(b.Connect(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	append1 := func(aggregateType, eventType string) {
+		t.Helper()
+		if _, err := system.Exec(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+			VALUES (1, $1, 7, $2, '{}')`, aggregateType, eventType); err != nil {
+			t.Fatal(err)
+		}
+	}
+	seq := uint64(0)
+	next := func(wantType, wantSource string) {
+		t.Helper()
+		seq++
+		testkit.Eventually(t, fmt.Sprintf("message %d", seq), func() (bool, error) {
+			stream, err := js.Stream(t.Context(), b.Config().StreamName(0))
+			if err != nil {
+				return false, nil // not created yet
+			}
+			m, err := stream.GetMsg(t.Context(), seq)
+			if err != nil {
+				return false, nil // not published yet
+			}
+			if got, source := m.Header.Get(event.HeaderType), m.Header.Get(event.HeaderSource); got != wantType || source != wantSource {
+				return false, fmt.Errorf("%s of %s: want %s of %s", got, source, wantType, wantSource)
+			}
+			return true, nil
+		})
+	}
+	append1("post", "created")
+	next("tidings.post.created.v1", event.Source)
+	for i, name := range []string{"order", "invoice"} {
+		u, err := kindfile.ReadUpstream(fmt.Appendf(nil, "upstream: %s\ntype_prefix: com.example\nsource: /shop\n"+
+			"events: {placed: {versions: {1: {type: object}}}}", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := upstreams.Add(t.Context(), system, upstreams.Request{Upstream: *u, Kinds: kinds.Builtin(), Actor: "test"}); err != nil {
+			t.Fatal(err)
+		}
+		if i == 1 { // another relay publishes what waits
+			stop()
+		}
+		append1(name, "placed")
+		if i == 1 {
+			if err := upstreams.Remove(t.Context(), system, name, "test", ""); err != nil {
+				t.Fatal(err)
+			}
+			start(t, newRelay(t, system, b))
+		}
+		next("com.example."+name+".placed.v1", "/shop")
+	}
+}
