@@ -5,10 +5,10 @@ import (
 	"strings"
 )
 
-// Ours reports whether a relay of Tidings wrote the message with these headers. Such a message has a
-// source, a UUID as its event id, and an outbox id. No other message on the stream is an event,
-// whatever its subject. Relay, consumers, replay and repair skip it and count it as Foreign.
-// A message of ours may still be damaged; Decode then returns an error.
+// Ours reports whether a relay of Tidings wrote the message with these headers. Such a message has
+// a source, a UUID as its event id, and an outbox id. No other message on the stream is an event,
+// whatever its subject. Relay, consumers, replay and repair skip it and count it as Foreign. A
+// message of ours may still be damaged; Decode then returns an error.
 func Ours(headers map[string][]string) bool {
 	get := func(name string) string {
 		if v := headers[name]; len(v) > 0 {

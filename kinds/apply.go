@@ -169,7 +169,8 @@ func (w Database) begin(ctx context.Context, tx pgx.Tx, r Request) (inForce, err
 	return w.load(ctx, tx, nil)
 }
 
-// namesLockSQL makes calls that give away names of aggregate types wait for each other. Locks: "tdnm".
+// namesLockSQL makes calls that give away names of aggregate types wait for each other. Locks:
+// "tdnm".
 const namesLockSQL = `SELECT /* kinds.lock_names */ pg_advisory_xact_lock(x'74646e6d'::bigint)`
 
 // LockNames makes its callers wait for each other until their transactions end: each checks that

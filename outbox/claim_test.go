@@ -119,7 +119,8 @@ func TestAPayloadTooLargeIsNotLoaded(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool, writer := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleWriter)
 	// Without declarations: the rules of the table alone must hold.
-	if _, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(), `ALTER POLICY writer_appends ON outbox_messages WITH CHECK (true)`); err != nil {
+	if _, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(),
+		`ALTER POLICY writer_appends ON outbox_messages WITH CHECK (true)`); err != nil {
 		t.Fatal(err)
 	}
 	insert := func(payload string) (id int64, err error) {

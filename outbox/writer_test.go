@@ -77,7 +77,8 @@ func TestOnlyARelayWritesHeartbeats(t *testing.T) {
 	db := testkit.Postgres(t)
 	api, writer, relay := db.Pool(t, postgres.RoleAPI), db.Pool(t, postgres.RoleWriter), db.Pool(t, postgres.RoleRelay)
 	// Without declarations: the rules of the table alone must hold.
-	if _, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(), `ALTER POLICY writer_appends ON outbox_messages WITH CHECK (true)`); err != nil {
+	if _, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(),
+		`ALTER POLICY writer_appends ON outbox_messages WITH CHECK (true)`); err != nil {
 		t.Fatal(err)
 	}
 	for _, of := range []struct{ tenant, aggregateType string }{{"0", "heartbeat"}, {"0", "post"}, {"1", "heartbeat"}} {

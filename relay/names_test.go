@@ -59,7 +59,8 @@ func TestARunningRelayNamesEventsAsTheirUpstreamDoes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := upstreams.Add(t.Context(), system, upstreams.Request{Upstream: *u, Kinds: kinds.Builtin(), Actor: "test"}); err != nil {
+		if _, err := upstreams.Add(t.Context(), system, upstreams.Request{Upstream: *u, Kinds: kinds.Builtin(),
+			Actor: "test"}); err != nil {
 			t.Fatal(err)
 		}
 		if i == 1 { // another relay publishes what waits

@@ -3,7 +3,7 @@ package subscribe
 import (
 	"encoding/json"
 	"fmt"
-	"regexp"
+	"maps"
 	"slices"
 	"strings"
 
@@ -72,28 +72,52 @@ func fits[T any](all *kinds.Set, aggregateType string) bool {
 	return ok
 }
 
-// typeToken matches the name of an event type, or * for all.
-var typeToken = regexp.MustCompile(`^([A-Za-z0-9_-]{1,64}|\*)$`)
+// typesOf returns the event types of a kind or an upstream; nil if there is none of that name.
+func (s *settings) typesOf(aggregateType string) []string {
+	if _, ok := s.kinds.Edge(aggregateType); ok {
+		return event.EdgeEvents
+	}
+	if _, ok := s.kinds.Child(aggregateType); ok {
+		return event.ChildEvents
+	}
+	switch aggregateType {
+	case event.AggregateThread:
+		return event.ThreadEvents
+	case event.AggregateHeartbeat:
+		return []string{event.Sent}
+	}
+	for _, u := range s.upstreams {
+		if u.Name == aggregateType {
+			return slices.Sorted(maps.Keys(u.Events))
+		}
+	}
+	return nil
+}
+
+// checkOnly returns ErrType if Only names an aggregate type without events.
+func (s *settings) checkOnly() error {
+	for _, t := range slices.Sorted(maps.Keys(s.only)) {
+		if s.typesOf(t) == nil {
+			return fmt.Errorf("%w: Only(%.80q): %w", ErrType, t, errUndeclared(t))
+		}
+	}
+	return nil
+}
+
+func errUndeclared(aggregateType string) error {
+	return fmt.Errorf("there is no kind or upstream %.40q; name those of your installation with the options Kinds and Upstreams",
+		aggregateType)
+}
 
 // checkType returns ErrType unless events of the type, KIND.EVENT or KIND.*, can exist and Decode
 // can read their payloads as a T.
 func checkType[T any](s *settings, eventType string) error {
 	all := s.kinds
 	kind, of, _ := strings.Cut(eventType, ".")
-	var types []string
-	if _, ok := all.Edge(kind); ok {
-		types = event.EdgeEvents
-	} else if _, ok := all.Child(kind); ok {
-		types = event.ChildEvents
-	} else if kind == event.AggregateThread {
-		types = event.ThreadEvents
-	}
+	types := s.typesOf(kind)
 	switch {
-	case (slices.Contains(s.upstream, kind) || event.System(kind)) && typeToken.MatchString(of) && fits[T](all, kind):
-		return nil
 	case types == nil:
-		return fmt.Errorf("%w: %.80q: there is no kind %.40q; name the kinds of your installation with the options Kinds and Upstream",
-			ErrType, eventType, kind)
+		return fmt.Errorf("%w: %.80q: %w", ErrType, eventType, errUndeclared(kind))
 	case of != "*" && !slices.Contains(types, of):
 		return fmt.Errorf("%w: %.80q: the events of %s are %s, or * for all", ErrType, eventType, kind, strings.Join(types, ", "))
 	case !fits[T](all, kind):

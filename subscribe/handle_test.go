@@ -19,6 +19,7 @@ import (
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds/kindfile"
 	"github.com/tidings/tidings/subscribe"
 )
 
@@ -620,10 +621,24 @@ func TestASubscriberReadsWhatAServiceAppendsFromATimeOn(t *testing.T) {
 		return nil
 	}
 	if err := subscribe.Handle(t.Context(), r.nc, "reader", "bookmark.created", fn); !errors.Is(err, subscribe.ErrType) {
-		t.Errorf("without Upstream: %v, want ErrType", err)
+		t.Errorf("without Upstreams: %v, want ErrType", err)
+	}
+	declared, err := kindfile.ReadUpstream([]byte("upstream: bookmark\ntype_prefix: com.example\nsource: /bookmarks\n" +
+		"events: {created: {versions: {1: {type: object}}}}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := subscribe.Handle(t.Context(), r.nc, "reader", "bookmark.made", fn, subscribe.Upstreams(declared)); !errors.Is(err,
+		subscribe.ErrType) {
+		t.Errorf("an event type that nobody declared: %v, want ErrType", err)
+	}
+	pool := r.logged()
+	if err := subscribe.Project(t.Context(), r.nc, pool, "reader", logbook, subscribe.Upstreams(declared),
+		subscribe.Only("bookmark", "bookmrk")); !errors.Is(err, subscribe.ErrType) || !strings.Contains(err.Error(), `Only("bookmrk")`) {
+		t.Errorf("Only of a type that nobody declared: %v, want ErrType", err)
 	}
 	w := r.start(func(ctx context.Context) error {
-		return subscribe.Handle(ctx, r.nc, "reader", "bookmark.created", fn, subscribe.Upstream("bookmark"), subscribe.Since(since),
+		return subscribe.Handle(ctx, r.nc, "reader", "bookmark.created", fn, subscribe.Upstreams(declared), subscribe.Since(since),
 			subscribe.Log(testkit.Logger(t)))
 	})
 	if id := <-got; id != second.ID {

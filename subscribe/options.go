@@ -18,6 +18,7 @@ import (
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/work"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/upstreams"
 )
 
 var (
@@ -48,14 +49,14 @@ var errNoDurable = errors.New("subscribe: there are no durable consumers of this
 type Option func(*settings)
 
 type settings struct {
-	name     string
-	streams  consumers.Streams
-	kinds    *kinds.Set
-	upstream []string
-	log      *slog.Logger
-	registry prometheus.Registerer
-	health   *Health
-	tenant   int64 // of the account of the connection; 0 if it is none of a tenant
+	name      string
+	streams   consumers.Streams
+	kinds     *kinds.Set
+	upstreams []*upstreams.Upstream
+	log       *slog.Logger
+	registry  prometheus.Registerer
+	health    *Health
+	tenant    int64 // of the account of the connection; 0 if it is none of a tenant
 
 	only    map[string]bool // for Project: the aggregate types; nil for all
 	timeout time.Duration   // of one call of the function
@@ -85,10 +86,11 @@ func Tenant(id int64) Option { return func(s *settings) { s.tenant = id } }
 // reads the file of `tidings kinds apply`.
 func Kinds(all *kinds.Set) Option { return func(s *settings) { s.kinds = all } }
 
-// Upstream names the aggregate types of events that your services append to the outbox themselves
-// (docs/upstream.md). Their payloads are your structs, or json.RawMessage.
-func Upstream(aggregateTypes ...string) Option {
-	return func(s *settings) { s.upstream = aggregateTypes }
+// Upstreams names the declarations of events that your services append to the outbox themselves
+// (docs/upstream.md). kindfile.ReadUpstream reads the file of `tidings upstream add`. Their
+// payloads are your structs, or json.RawMessage.
+func Upstreams(declared ...*upstreams.Upstream) Option {
+	return func(s *settings) { s.upstreams = append(s.upstreams, declared...) }
 }
 
 // Log sets the logger. The default is slog.Default().
@@ -105,8 +107,8 @@ func Report(h *Health) Option { return func(s *settings) { s.health = h } }
 // has failed. The default is one minute.
 func Timeout(d time.Duration) Option { return func(s *settings) { s.timeout = d } }
 
-// Only makes Project deliver only the events of these aggregate types (names of kinds, and
-// "thread").
+// Only makes Project deliver only the events of these aggregate types (names of kinds and
+// upstreams, and "thread").
 func Only(aggregateTypes ...string) Option {
 	return func(s *settings) {
 		s.only = make(map[string]bool)

@@ -43,9 +43,12 @@ type Apply func(ctx context.Context, tx pgx.Tx, batch []event.Event) error
 // If the program has a TracerProvider (otel.SetTracerProvider), a batch with an event of a sampled
 // trace has a span with links to the creations. The context of apply has that span.
 //
-// It returns ErrName, ErrTables, ErrNoStreams, ErrClosed and ErrStuck.
+// It returns ErrName, ErrType (of Only), ErrTables, ErrNoStreams, ErrClosed and ErrStuck.
 func Project(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string, apply Apply, opts ...Option) error {
 	s, err := settingsOf(name, opts)
+	if err == nil {
+		err = s.checkOnly()
+	}
 	if err == nil && s.tenant > 0 {
 		err = errors.New("subscribe: Tenant is an option of Handle: a tenant's account cannot read all messages of the streams")
 	}

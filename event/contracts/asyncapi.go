@@ -23,8 +23,8 @@ func DefaultNames() Names {
 }
 
 // AsyncAPI returns the AsyncAPI 3.1 document of all subjects of the kinds and upstreams: the
-// messages that Tidings sends. Facts without a member in the NATS binding are in members that begin with
-// x-tidings-.
+// messages that Tidings sends. Facts without a member in the NATS binding are in members that begin
+// with x-tidings-.
 func AsyncAPI(set *kinds.Set, declared []upstreams.Upstream, in Names) map[string]any {
 	subject, stream := in.Prefix+".{partition}.", in.Stream+"-{partition}"
 	channels, operations, messages, schemas := map[string]any{}, map[string]any{}, map[string]any{}, map[string]any{}
@@ -105,7 +105,8 @@ func headersOf(t Type, source string) map[string]any {
 		"required": []string{event.HeaderSpecVersion, event.HeaderID, event.HeaderType, event.HeaderSource, event.HeaderSubject,
 			event.HeaderTime, event.HeaderDataContentType, event.HeaderOutboxID},
 		"properties": map[string]any{
-			event.HeaderSpecVersion: fixed("1.0"), event.HeaderType: fixed(t.Name), event.HeaderSource: fixed(cmp.Or(t.Source, source, event.Source)),
+			event.HeaderSpecVersion: fixed("1.0"), event.HeaderType: fixed(t.Name), event.HeaderSource: fixed(cmp.Or(t.Source, source,
+				event.Source)),
 			event.HeaderDataContentType: fixed("application/json"), event.HeaderDataSchema: fixed(t.ID),
 			event.HeaderTenant: text("The tenant's number.", "^[0-9]+$"), event.HeaderID: text("The event's UUID.", uuid),
 			event.HeaderSubject:     text("The id of the "+t.Aggregate+", the aggregate.", t.IDs.Pattern()),

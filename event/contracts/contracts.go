@@ -17,15 +17,15 @@ import (
 
 // Type is a version of an event type.
 type Type struct {
-	Name       string // ce-type: tidings.follow.created.v1
-	Kind       string // the aggregate type: a kind, or a type of Tidings itself
-	Event      string // for example created
-	Summary    string
-	Aggregate  string         // the type of the object whose id is in ce-subject
-	IDs        kinds.IDForm   // of that object
-	Source     string         // ce-source; "" for that of the installation
-	ID         string         // ce-dataschema
-	Payload    map[string]any // JSON Schema
+	Name      string // ce-type: tidings.follow.created.v1
+	Kind      string // the aggregate type: a kind, or a type of Tidings itself
+	Event     string // for example created
+	Summary   string
+	Aggregate string         // the type of the object whose id is in ce-subject
+	IDs       kinds.IDForm   // of that object
+	Source    string         // ce-source; "" for that of the installation
+	ID        string         // ce-dataschema
+	Payload   map[string]any // JSON Schema
 }
 
 // Schema returns the JSON Schema of the payload, draft 2020-12.
@@ -51,7 +51,8 @@ func Types(set *kinds.Set, declared []upstreams.Upstream) (all []Type) {
 	add := func(kind, aggregate, event, summary string, properties map[string]any, required []string) {
 		e := typeOf(kind, event)
 		all = append(all, Type{Name: e.CloudEventsType(), Kind: kind, Event: event, Summary: summary, Aggregate: aggregate,
-			IDs: set.IDs(aggregate), ID: e.DataSchema(), Payload: map[string]any{"type": "object", "properties": properties, "required": required}})
+			IDs: set.IDs(aggregate), ID: e.DataSchema(), Payload: map[string]any{"type": "object", "properties": properties,
+				"required": required}})
 	}
 	for _, k := range set.AllEdges() {
 		for _, name := range event.EdgeEvents {
@@ -252,8 +253,8 @@ func narrow(properties map[string]any, member, value string) {
 	properties[member] = enum(properties[member].(map[string]any)["description"].(string), value)
 }
 
-// Files returns the contracts of the kinds and upstreams as files, by name: asyncapi.json and schemas/TYPE.json.
-// The same kinds and names give the same bytes.
+// Files returns the contracts of the kinds and upstreams as files, by name: asyncapi.json and
+// schemas/TYPE.json. The same kinds and names give the same bytes.
 func Files(set *kinds.Set, declared []upstreams.Upstream, in Names) (map[string][]byte, error) {
 	docs := map[string]any{"asyncapi.json": AsyncAPI(set, declared, in)}
 	for _, t := range Types(set, declared) {

@@ -76,7 +76,8 @@ var rules = []rule{
 	{pkg: "consumers", may: []string{"kinds", "event", "internal/lease", "internal/broker", "internal/heartbeat", "internal/postgres",
 		"internal/tracing", "internal/deadletter", "internal/work"}, libs: []string{pgx, nats}},
 	// It is the public interface of consumers.
-	{pkg: "subscribe", may: []string{"consumers", "kinds", "migrations", "event", "internal/lease", "internal/broker", "internal/postgres",
+	{pkg: "subscribe", may: []string{"consumers", "kinds", "kinds/upstreams", "migrations", "event", "internal/lease",
+		"internal/broker", "internal/postgres",
 		"internal/tracing", "internal/work"}, libs: []string{pgx, nats}},
 	{pkg: "projections", may: []string{"kinds", "event", "internal/postgres"}, libs: []string{pgx}},
 	// Never each other, never NATS. store: they read the truth.

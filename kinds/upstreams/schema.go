@@ -151,35 +151,47 @@ func schemaFaults(s any, path []string) (all []Fault) {
 			if list, ok := v.([]any); !ok || len(list) == 0 {
 				fault(at(k), "want a list of values")
 			}
-		case "const":
-		case "uniqueItems":
-			if _, ok := v.(bool); !ok {
-				fault(at(k), "want true or false")
-			}
-		case "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties":
-			if n, ok := v.(json.Number); !ok || strings.ContainsAny(n.String(), ".eE-") {
-				fault(at(k), "want a whole number of at least 0")
-			}
-		case "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum":
-			if _, ok := v.(json.Number); !ok {
-				fault(at(k), "want a number")
-			}
-		case "multipleOf":
-			if n, ok := v.(json.Number); !ok || strings.HasPrefix(n.String(), "-") || strings.Trim(n.String(), "0.") == "" {
-				fault(at(k), "want a number above 0")
-			}
-		case "pattern":
-			text, ok := v.(string)
-			if _, err := regexp.Compile(text); !ok || err != nil || !pattern.MatchString(text) || strings.ContainsAny(text, "\n") ||
-				strings.Contains(text, "[[:") {
-				fault(at(k), "%.80q is not a regular expression that PostgreSQL reads as JSON Schema does: "+
-					"write sets in brackets instead of classes like \\d", text)
-			}
 		default:
-			if !slices.Contains(annotations, k) {
-				fault(at(k), "this keyword is not supported: the table could not check it")
+			if text := bad(k, v); text != "" {
+				fault(at(k), "%s", text)
 			}
 		}
 	}
 	return all
+}
+
+// bad returns why a keyword's value, which has no schema in it, is malformed.
+func bad(keyword string, v any) string {
+	n, number := v.(json.Number)
+	switch keyword {
+	case "const":
+	case "uniqueItems":
+		if _, ok := v.(bool); !ok {
+			return "want true or false"
+		}
+	case "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties":
+		if !number || strings.ContainsAny(n.String(), ".eE-") {
+			return "want a whole number of at least 0"
+		}
+	case "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum":
+		if !number {
+			return "want a number"
+		}
+	case "multipleOf":
+		if !number || strings.HasPrefix(n.String(), "-") || strings.Trim(n.String(), "0.") == "" {
+			return "want a number above 0"
+		}
+	case "pattern":
+		text, ok := v.(string)
+		if _, err := regexp.Compile(text); !ok || err != nil || !pattern.MatchString(text) || strings.Contains(text, "\n") ||
+			strings.Contains(text, "[[:") {
+			return fmt.Sprintf("%.80q is not a regular expression that PostgreSQL reads as JSON Schema does: "+
+				"write sets in brackets instead of classes like \\d", text)
+		}
+	default:
+		if !slices.Contains(annotations, keyword) {
+			return "this keyword is not supported: the table could not check it"
+		}
+	}
+	return ""
 }

@@ -184,7 +184,8 @@ func History(ctx context.Context, pool *pgxpool.Pool, name string) (all []Versio
 			}
 			for i := range some {
 				v := &some[i]
-				one := Version{Version: v.Metadata.VersionID, By: v.Metadata.CreatedBy, At: v.Metadata.LastUpdateTime, Reason: v.Object.Reason,
+				one := Version{Version: v.Metadata.VersionID, By: v.Metadata.CreatedBy, At: v.Metadata.LastUpdateTime,
+					Reason:  v.Object.Reason,
 					Removed: v.Object.Removed, Changes: []string{"upstream " + name + ": added"}}
 				if before != nil {
 					one.Changes, _ = changes(before, &v.Object)

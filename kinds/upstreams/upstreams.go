@@ -91,12 +91,14 @@ func (u *Upstream) Check() []Fault {
 		u.Name)("upstream")
 	want(!Reserved(kinds.Builtin(), u.Name), "%q is the name of a kind or of events of Tidings", u.Name)("upstream")
 	want(len(u.TypePrefix) <= 128 && typePrefix.MatchString(u.TypePrefix) && u.TypePrefix != "tidings" &&
-		!strings.HasPrefix(u.TypePrefix, "tidings."), "%.80q: want a reversed domain name of yours, like com.example", u.TypePrefix)("type_prefix")
+		!strings.HasPrefix(u.TypePrefix, "tidings."), "%.80q: want a reversed domain name of yours, like com.example",
+		u.TypePrefix)("type_prefix")
 	for _, l := range u.Logins {
 		want(role.MatchString(l), "%.80q is not a name of a role", l)("logins")
 	}
 	want(source.MatchString(u.Source), "%.80q: want a URI or a path, at most 255 characters without blanks", u.Source)("source")
-	want(slices.Contains([]kinds.IDForm{kinds.String, kinds.Integer, kinds.UUID}, u.IDs), "%.80q: want string, integer or uuid", u.IDs)("id")
+	want(slices.Contains([]kinds.IDForm{kinds.String, kinds.Integer, kinds.UUID}, u.IDs), "%.80q: want string, integer or uuid",
+		u.IDs)("id")
 	want(u.MaxPayload >= 2 && u.MaxPayload <= MaxPayload, "is %d: want 2 to %d bytes", u.MaxPayload, MaxPayload)("max_payload")
 	want(u.Tenants == nil || len(u.Tenants) > 0, "is empty: name tenants, or omit it for all tenants")("tenants")
 	want(len(u.Tenants) <= maxTenants, "has %d tenants: want at most %d, or omit it for all tenants", len(u.Tenants), maxTenants)("tenants")
@@ -114,7 +116,8 @@ func (u *Upstream) Check() []Fault {
 		u.Events[of] = e
 		for _, v := range slices.Sorted(maps.Keys(e.Versions)) {
 			n, err := strconv.Atoi(v)
-			want(err == nil && n >= 1 && n <= 32767 && strconv.Itoa(n) == v, "%.80q is not a version: want 1 to 32767", v)("events", of, "versions", v)
+			want(err == nil && n >= 1 && n <= 32767 && strconv.Itoa(n) == v, "%.80q is not a version: want 1 to 32767", v)("events", of,
+				"versions", v)
 			check, faults := compile(e.Versions[v], []string{"events", of, "versions", v})
 			e.Checks[v], all = check, append(all, faults...)
 		}

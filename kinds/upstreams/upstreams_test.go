@@ -123,22 +123,29 @@ func TestTheOutboxRefusesEventsThatNobodyDeclared(t *testing.T) {
 		change func(e *event.Event)
 		want   string
 	}{
-		"a type of nobody":       {func(e *event.Event) { e.AggregateType = "parcel" }, "the role " + name + " may not append events of parcel"},
-		"a type of another":      {func(e *event.Event) { e.AggregateType = "invoice" }, "the role " + name + " may not append events of invoice"},
-		"an event of a kind":     {func(e *event.Event) { e.AggregateType = "follow" }, "the role " + name + " may not append events of follow"},
-		"a heartbeat":            {func(e *event.Event) { e.AggregateType = "heartbeat" }, "may not append events of heartbeat"},
-		"another tenant":         {func(e *event.Event) { e.TenantID = 3 }, "order may not have events of tenant 3"},
-		"the installation":       {func(e *event.Event) { e.TenantID = 0 }, "order may not have events of tenant 0"},
-		"an unknown event":       {func(e *event.Event) { e.Type = "eaten" }, "order has no event type eaten"},
-		"an unknown version":     {func(e *event.Event) { e.Version = 2 }, "order.placed has no version 2"},
-		"an id of another form":  {func(e *event.Event) { e.AggregateID = "7" }, "7 is not an id of order: want uuid"},
-		"no object":              {func(e *event.Event) { e.Payload = []byte(`[1]`) }, "the payload is array: want an object"},
-		"a large payload":        {func(e *event.Event) { e.Payload = fmt.Appendf(nil, `{"note": %q}`, strings.Repeat("x", 400)) }, "the payload has 412 bytes: order has a limit of 400"},
-		"a payload of a number":  {func(e *event.Event) { e.Payload = []byte(`{"total": 1e1000}`) }, "the payload has 1012 bytes: order has a limit of 400"},
-		"a missing member":       {func(e *event.Event) { e.Payload = []byte(`{"version": 1}`) }, "order.placed.v1: /total is missing"},
-		"a member of wrong type": {func(e *event.Event) { e.Payload = []byte(`{"version": 1.5, "total": 1}`) }, "order.placed.v1: /version is number: want integer"},
-		"an undeclared member":   {func(e *event.Event) { e.Payload = []byte(`{"version": 1, "total": 1, "x": 1}`) }, "order.placed.v1: /x is not allowed"},
-		"no trace":               {func(e *event.Event) { e.TraceParent = "x" }, "the trace_id is not a W3C traceparent"},
+		"a type of nobody": {func(e *event.Event) { e.AggregateType = "parcel" }, "the role " + name +
+			" may not append events of parcel"},
+		"a type of another": {func(e *event.Event) { e.AggregateType = "invoice" }, "the role " + name +
+			" may not append events of invoice"},
+		"an event of a kind": {func(e *event.Event) { e.AggregateType = "follow" }, "the role " + name +
+			" may not append events of follow"},
+		"a heartbeat":           {func(e *event.Event) { e.AggregateType = "heartbeat" }, "may not append events of heartbeat"},
+		"another tenant":        {func(e *event.Event) { e.TenantID = 3 }, "order may not have events of tenant 3"},
+		"the installation":      {func(e *event.Event) { e.TenantID = 0 }, "order may not have events of tenant 0"},
+		"an unknown event":      {func(e *event.Event) { e.Type = "eaten" }, "order has no event type eaten"},
+		"an unknown version":    {func(e *event.Event) { e.Version = 2 }, "order.placed has no version 2"},
+		"an id of another form": {func(e *event.Event) { e.AggregateID = "7" }, "7 is not an id of order: want uuid"},
+		"no object":             {func(e *event.Event) { e.Payload = []byte(`[1]`) }, "the payload is array: want an object"},
+		"a large payload": {func(e *event.Event) { e.Payload = fmt.Appendf(nil, `{"note": %q}`, strings.Repeat("x", 400)) },
+			"the payload has 412 bytes: order has a limit of 400"},
+		"a payload of a number": {func(e *event.Event) { e.Payload = []byte(`{"total": 1e1000}`) },
+			"the payload has 1012 bytes: order has a limit of 400"},
+		"a missing member": {func(e *event.Event) { e.Payload = []byte(`{"version": 1}`) }, "order.placed.v1: /total is missing"},
+		"a member of wrong type": {func(e *event.Event) { e.Payload = []byte(`{"version": 1.5, "total": 1}`) },
+			"order.placed.v1: /version is number: want integer"},
+		"an undeclared member": {func(e *event.Event) { e.Payload = []byte(`{"version": 1, "total": 1, "x": 1}`) },
+			"order.placed.v1: /x is not allowed"},
+		"no trace": {func(e *event.Event) { e.TraceParent = "x" }, "the trace_id is not a W3C traceparent"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			e := placed()
@@ -153,7 +160,8 @@ func TestTheOutboxRefusesEventsThatNobodyDeclared(t *testing.T) {
 	if err := put(t.Context(), other, placed()); err == nil {
 		t.Error("the login of another upstream may append the event")
 	}
-	if err := put(t.Context(), system, event.Event{TenantID: 1, AggregateType: "parcel", AggregateID: "1", Type: "x", Payload: []byte(`{}`)}); err != nil {
+	if err := put(t.Context(), system, event.Event{TenantID: 1, AggregateType: "parcel", AggregateID: "1", Type: "x",
+		Payload: []byte(`{}`)}); err != nil {
 		t.Errorf("an operator is refused: %v", err)
 	}
 
@@ -203,7 +211,8 @@ func TestALoginOfAnUpstreamReadsNothing(t *testing.T) {
 	for _, table := range tables {
 		for _, sql := range []string{"SELECT * FROM %s", "DELETE FROM %s", "TRUNCATE %s", "INSERT INTO %s DEFAULT VALUES"} {
 			var refused *pgconn.PgError
-			if _, err := pool.Exec(t.Context(), fmt.Sprintf(sql, pgx.Identifier{table}.Sanitize())); !errors.As(err, &refused) || refused.Code != "42501" {
+			if _, err := pool.Exec(t.Context(), fmt.Sprintf(sql, pgx.Identifier{table}.Sanitize())); !errors.As(err, &refused) ||
+				refused.Code != "42501" {
 				t.Errorf(sql+": %v, want a refusal", table, err)
 			}
 		}
@@ -251,12 +260,15 @@ func TestADeclarationKeepsWhatStoredEventsHave(t *testing.T) {
 			t.Errorf("%s: got %v, want %s", what, err, c.want)
 		}
 	}
-	if _, err := upstreams.Add(t.Context(), pool, upstreams.Request{Upstream: upstreams.Upstream{Name: "order"}, Kinds: kinds.Builtin()}); err == nil {
+	if _, err := upstreams.Add(t.Context(), pool, upstreams.Request{Upstream: upstreams.Upstream{Name: "order"},
+		Kinds: kinds.Builtin()}); err == nil {
 		t.Error("an empty declaration is accepted")
 	}
-	next := strings.NewReplacer("id: uuid", "id: string", "400", "500", "[1, 2]", "all", "      1: {type: object}", "      1: {type: object}\n      3: {type: object}").
+	next := strings.NewReplacer("id: uuid", "id: string", "400", "500", "[1, 2]", "all", "      1: {type: object}",
+		"      1: {type: object}\n      3: {type: object}").
 		Replace(orders)
-	want := []string{"id: uuid → string", "tenants: 1 2 → all", "max_payload: 400 → 500", "events.shipped.versions.3: added", "logins: b added"}
+	want := []string{"id: uuid → string", "tenants: 1 2 → all", "max_payload: 400 → 500", "events.shipped.versions.3: added",
+		"logins: b added"}
 	if got := declare(t, pool, next, "b"); !cmp.Equal(got.Changes, want) {
 		t.Errorf("changes: %q, want %q", got.Changes, want)
 	}
@@ -305,7 +317,8 @@ func TestAnUpstreamAndAKindNeverShareAName(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := upstreams.Add(t.Context(), truth, upstreams.Request{Upstream: *u, Kinds: set, Actor: "test"}); !errors.Is(err, upstreams.ErrRefused) {
+	if _, err := upstreams.Add(t.Context(), truth, upstreams.Request{Upstream: *u, Kinds: set, Actor: "test"}); !errors.Is(err,
+		upstreams.ErrRefused) {
 		t.Errorf("an upstream with the name of a kind: %v", err)
 	}
 }
@@ -335,7 +348,9 @@ events:
 		`line 10: events.pl.aced.versions.0: "0" is not a version: want 1 to 32767`,
 		`line 11: events.pl.aced.versions.1: want a JSON Schema with "type": "object"`,
 		`line 12: events.pl.aced.versions.2.properties.a.$ref: this keyword is not supported: the table could not check it`,
-		`line 12: events.pl.aced.versions.2.properties.a.pattern: "\\d" is not a regular expression that PostgreSQL reads as JSON Schema does: write sets in brackets instead of classes like \d`,
+		`line 12: events.pl.aced.versions.2.properties.a.pattern: "\\d" is not a regular expression ` +
+			`that PostgreSQL reads as JSON Schema does: ` +
+			`write sets in brackets instead of classes like \d`,
 	}
 	if err == nil {
 		t.Fatal("the file is accepted")
@@ -377,7 +392,8 @@ func schema(depth int) *rapid.Generator[any] {
 		small := func(what string) any { return json.Number(fmt.Sprint(rapid.IntRange(0, 3).Draw(t, what))) }
 		for range rapid.IntRange(0, 3).Draw(t, "keywords") {
 			k := rapid.SampledFrom([]string{"type", "types", "enum", "const", "minLength", "maxLength", "pattern", "minimum", "maximum",
-				"exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minItems", "maxItems", "uniqueItems", "minProperties", "maxProperties",
+				"exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minItems", "maxItems", "uniqueItems", "minProperties",
+				"maxProperties",
 				"required", "properties", "additionalProperties", "items", "allOf", "anyOf", "oneOf", "not"}).Draw(t, "keyword")
 			kinds := []any{"object", "array", "string", "number", "integer", "boolean", "null"}
 			switch k {
@@ -475,7 +491,8 @@ func TestWhatADeclarationCosts(t *testing.T) {
 	for role, p := range map[string]*pgxpool.Pool{"system": system, "upstream": pool} {
 		began := time.Now()
 		if _, err := p.Exec(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
-			SELECT 1, 'order', $1, 'placed', '{"version": 1, "total": 9.5, "note": "by hand"}' FROM generate_series(1, $2::int)`, order, rows); err != nil {
+			SELECT 1, 'order', $1, 'placed', '{"version": 1, "total": 9.5, "note": "by hand"}' FROM generate_series(1,
+				$2::int)`, order, rows); err != nil {
 			t.Error(err)
 		}
 		t.Logf("%s: %s a row", role, time.Since(began)/rows)

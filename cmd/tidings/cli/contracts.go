@@ -57,7 +57,8 @@ from EVENT_SOURCE.`,
 	return c
 }
 
-// writeContracts writes the contracts of the kinds and upstreams into dir, and returns the number of files.
+// writeContracts writes the contracts of the kinds and upstreams into dir, and returns the number
+// of files.
 func writeContracts(dir string, set *kinds.Set, declared []upstreams.Upstream, in contracts.Names) (int, error) {
 	files, err := contracts.Files(set, declared, in)
 	if err != nil {

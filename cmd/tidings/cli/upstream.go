@@ -161,7 +161,8 @@ func sayAdded(w io.Writer, done addedUpstream) error {
 	case done.DryRun:
 		_, err = fmt.Fprintln(w, "Nothing was changed (--dry-run).")
 	default:
-		_, err = fmt.Fprintf(w, "The outbox checks events of %s by this declaration now. `tidings upstream history %s` lists it as version %d.\n",
+		_, err = fmt.Fprintf(w,
+			"The outbox checks events of %s by this declaration now. `tidings upstream history %s` lists it as version %d.\n",
 			done.Upstream, done.Upstream, done.Version)
 	}
 	return err
@@ -191,7 +192,8 @@ func (p Process) upstreamListCommand() *cobra.Command {
 			all, rows := []listedUpstream{}, [][]string{{"NAME", "EVENTS", "TENANTS", "MAX PAYLOAD", "SOURCE", "LOGINS"}}
 			for i := range declared {
 				u := &declared[i]
-				one := listedUpstream{Name: u.Name, Source: u.Source, Tenants: u.Tenants, MaxPayload: u.MaxPayload, Logins: u.Logins, Types: u.Types()}
+				one := listedUpstream{Name: u.Name, Source: u.Source, Tenants: u.Tenants, MaxPayload: u.MaxPayload, Logins: u.Logins,
+					Types: u.Types()}
 				tenants := "all"
 				if u.Tenants != nil {
 					tenants = count(int64(len(u.Tenants)))

@@ -59,7 +59,8 @@ events:
 		{"contracts write DIR", exitOK, "files in", ""},
 		{"upstream remove order --yes --reason closed", exitOK, "^The outbox refuses events of order now", ""},
 		{"upstream remove order --yes", exitError, "", "there is no such upstream"},
-		{"upstream history order", exitOK, "(?s)^Version [0-9]+, .*: shop\n  upstream order: added\n.*: closed\n  upstream order: removed\n$", ""},
+		{"upstream history order", exitOK,
+			"(?s)^Version [0-9]+, .*: shop\n  upstream order: added\n.*: closed\n  upstream order: removed\n$", ""},
 		{"upstream history order --json", exitOK, `(?s)"reason":"closed","removed":true`, ""},
 		{"upstream history invoice", exitError, "", "invoice: there is no such upstream"},
 	} {
