@@ -94,8 +94,8 @@ var rules = []rule{
 	{pkg: "ops/demo", libs: []string{pgx}, // likewise; outbox and postgres are for its failures (demo.Trouble)
 		may: []string{"client", "outbox", "event", "ops/load", "internal/postgres"}},
 	{pkg: "ops/console", libs: []string{pgx, nats},
-		may: []string{"ops/*", "store", "outbox", "outbox/*", "consumers", "projections", "projections/*", "migrations", "kinds", "event",
-			"internal/*"}},
+		may: []string{"ops/*", "store", "outbox", "outbox/*", "consumers", "projections", "projections/*", "migrations", "kinds",
+			"kinds/upstreams", "event", "internal/*"}},
 	{pkg: "ops/*", libs: []string{pgx, nats},
 		may: []string{"ops/*", "store", "outbox", "outbox/*", "relay", "consumers", "projections", "projections/history", "migrations",
 			"kinds", "event", "internal/*"}},

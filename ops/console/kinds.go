@@ -6,12 +6,14 @@ import (
 	"strings"
 
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/upstreams"
 )
 
 type kindsPage struct {
-	Edges    []kindRow
-	Children []kindRow
-	History  []kinds.Version // newest first; only for operators
+	Edges     []kindRow
+	Children  []kindRow
+	Upstreams []upstreams.Upstream // only for operators, like the next
+	History   []kinds.Version      // newest first
 }
 
 type kindRow struct {
@@ -58,6 +60,9 @@ func (c *Console) kindsData(ctx context.Context, v *view) (any, error) {
 		return p, nil
 	}
 	var err error
+	if p.Upstreams, err = upstreams.List(ctx, c.deps.Truth); err != nil {
+		return nil, err
+	}
 	p.History, err = kinds.History(ctx, c.deps.Truth)
 	slices.Reverse(p.History)
 	return p, err

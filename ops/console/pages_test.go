@@ -8,6 +8,9 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/kindfile"
+	"github.com/tidings/tidings/kinds/upstreams"
 )
 
 func TestTheStateOfTheInstallation(t *testing.T) {
@@ -47,6 +50,23 @@ func TestTheNavigationHasEveryPage(t *testing.T) {
 		}
 		keys[p.Key] = p.Title
 	}
+}
+
+func TestOperatorsSeeTheUpstreams(t *testing.T) {
+	h := start(t)
+	ada := h.signIn(t, h.Tokens.Admin)
+	page(t, ada, "/console/kinds").says("No service appends events of its own.")
+	u, err := kindfile.ReadUpstream([]byte("upstream: order\ntype_prefix: com.example\nsource: /shop\n" +
+		"events: {placed: {versions: {1: {type: object}}}}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.Logins = []string{"orders_service"}
+	if _, err := upstreams.Add(t.Context(), h.pool, upstreams.Request{Upstream: *u, Kinds: kinds.Builtin(), Actor: "ada"}); err != nil {
+		t.Fatal(err)
+	}
+	page(t, ada, "/console/kinds").says("order com.example.order.placed.v1 /shop all 65536 bytes orders_service")
+	page(t, h.signIn(t, h.Tokens.TenantAdmin), "/console/kinds").without("orders_service")
 }
 
 // declare declares the stream of partition 0.

@@ -35,6 +35,7 @@ that must not miss an event subscribes durably (docs/subscribe.md).`,
 		},
 	})
 	c.Flags().Int64Var(&w.tenant, "tenant", 0, "only of this tenant")
+	c.Flags().StringVar(&w.kind, "kind", "", "only of this kind or upstream")
 	c.Flags().StringVar(&w.eventType, "type", "", "only of this event type, such as created")
 	c.Flags().IntVar(&w.limit, "limit", 0, "at most this many events, then the command ends; 0 for no limit")
 	return c
@@ -58,6 +59,7 @@ type watchedEvent struct {
 type eventWatch struct {
 	*session
 	tenant    int64
+	kind      string
 	eventType string
 	limit     int
 	ctx       context.Context
@@ -75,7 +77,8 @@ func (w *eventWatch) End() {
 }
 
 func (w *eventWatch) Hear(e *event.Event, err error) {
-	if w.ctx.Err() != nil || w.tenant != 0 && e.TenantID != w.tenant || w.eventType != "" && e.Type != w.eventType {
+	if w.ctx.Err() != nil || w.tenant != 0 && e.TenantID != w.tenant || w.eventType != "" && e.Type != w.eventType ||
+		w.kind != "" && e.AggregateType != w.kind {
 		return
 	}
 	if err != nil {

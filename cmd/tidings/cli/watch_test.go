@@ -72,3 +72,15 @@ func TestStatusWatchesUntilItIsStopped(t *testing.T) {
 		t.Errorf("for people: %v\n%s", err, text.String())
 	}
 }
+
+func TestEventsAreWatchedOfOneKind(t *testing.T) {
+	var out bytes.Buffer
+	w := eventWatch{session: &session{Process: Process{Stdout: &out}}, kind: "order", ctx: t.Context(), stop: func() {}}
+	for _, kind := range []string{"follow", "order", "border"} {
+		w.Hear(&event.Event{TenantID: 1, AggregateType: kind, AggregateID: "7", Type: event.Created, Payload: []byte(`{}`),
+			Stream: "EVENTS-0", Seq: 5}, nil)
+	}
+	if want := "EVENTS-0/5  tenant 1  order.created  7  {}\n"; out.String() != want {
+		t.Errorf("%q, want %q", out.String(), want)
+	}
+}
