@@ -14,6 +14,9 @@ import (
 
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/kindfile"
+	"github.com/tidings/tidings/kinds/upstreams"
 	"github.com/tidings/tidings/migrations"
 )
 
@@ -28,7 +31,7 @@ func TestAGuestChangesNothingInTheDatabaseOfABusiness(t *testing.T) {
 			GRANT CREATE ON DATABASE business TO migrator`, nil},
 		"without CREATEROLE": {`CREATE ROLE migrator LOGIN PASSWORD 'migrator'`, []string{
 			`CREATE ROLE tidings_reader NOLOGIN`, `CREATE ROLE tidings_relay NOLOGIN`, `CREATE ROLE tidings_system NOLOGIN`,
-			`CREATE ROLE tidings_writer NOLOGIN`, `GRANT tidings_reader TO tidings_system`, `GRANT tidings_relay TO tidings_system`,
+			`CREATE ROLE tidings_upstream NOLOGIN`, `CREATE ROLE tidings_writer NOLOGIN`, `GRANT tidings_reader TO tidings_system`, `GRANT tidings_relay TO tidings_system`,
 			`GRANT tidings_system TO migrator`, `CREATE SCHEMA tidings AUTHORIZATION migrator`}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -70,7 +73,8 @@ func TestAGuestChangesNothingInTheDatabaseOfABusiness(t *testing.T) {
 				t.Errorf("again: %v", err)
 			}
 
-			exec(`CREATE ROLE relay_login LOGIN IN ROLE tidings_relay PASSWORD 'relay_login'; GRANT tidings_writer TO shop_app`)
+			exec(`CREATE ROLE relay_login LOGIN IN ROLE tidings_relay PASSWORD 'relay_login'`)
+			declareOrders(t, db.In(t, "tidings"), "shop_app")
 			before = db.Catalog(t, "tidings")
 			relayed := runRelay(t, db.As(t, "relay_login").In(t, "tidings"))
 			app := db.As(t, "shop_app").Pool(t, postgres.RoleOwner)
@@ -90,6 +94,24 @@ func TestAGuestChangesNothingInTheDatabaseOfABusiness(t *testing.T) {
 			relayed(20)
 			testkit.SameCatalog(t, "while a relay publishes", before, db.Catalog(t, "tidings"))
 		})
+	}
+}
+
+// declareOrders declares events of orders, and lets a login append them.
+func declareOrders(t *testing.T, db *testkit.DB, login string) {
+	t.Helper()
+	u, err := kindfile.ReadUpstream([]byte("upstream: order\ntype_prefix: com.example\nsource: /shop\n" +
+		"events: {changed: {versions: {1: {type: object, required: [id, version]}}}}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.Logins = []string{login}
+	if _, err := upstreams.Add(t.Context(), db.Pool(t, postgres.RoleSystem),
+		upstreams.Request{Upstream: *u, Kinds: kinds.Builtin(), Actor: "test"}); err != nil {
+		t.Fatal(err)
+	}
+	if made, err := migrations.MakeUpstreamLogin(t.Context(), db.URL, login); err != nil || made.Password != "" || len(made.SQL) > 0 {
+		t.Fatalf("%+v, %v", made, err)
 	}
 }
 

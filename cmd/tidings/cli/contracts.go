@@ -29,12 +29,14 @@ from EVENT_SOURCE.`,
 		run: func(ctx context.Context, s *session, args []string) (*report, error) {
 			set, declared := kinds.Builtin(), []upstreams.Upstream(nil)
 			if !builtIn {
-				y, err := s.open(ctx, s.data, "kinds", needTruth)
+				y, err := s.open(ctx, s.data, "kinds", needTruth|orOutbox)
 				if err != nil {
 					return nil, err
 				}
 				defer y.close()
-				if set, err = truthKinds(ctx, y.Truth); err != nil {
+				if y.OutboxAlone {
+					set = &kinds.Set{}
+				} else if set, err = truthKinds(ctx, y.Truth); err != nil {
 					return nil, err
 				}
 				if declared, err = upstreams.List(ctx, y.Truth); err != nil {

@@ -118,7 +118,7 @@ func relayOf(t *testing.T, db *testkit.DB, b broker.Config) (stop func()) {
 // appendOrder commits an event of the order.
 func appendOrder(t *testing.T, db *testkit.DB, id event.ID) {
 	t.Helper()
-	if err := pgx.BeginFunc(t.Context(), db.Pool(t, postgres.RoleWriter), func(tx pgx.Tx) error {
+	if err := pgx.BeginFunc(t.Context(), db.Pool(t, postgres.RoleSystem), func(tx pgx.Tx) error {
 		return outbox.Append(t.Context(), tx, []event.Event{{TenantID: 1, AggregateType: "order", AggregateID: id, Type: "paid",
 			Payload: json.RawMessage(`{"version": 1}`)}})
 	}); err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/kinds/kindfile"
 	"github.com/tidings/tidings/kinds/upstreams"
 	"github.com/tidings/tidings/migrations"
@@ -90,7 +91,7 @@ once. If your own login may not create roles, add prints the SQL for somebody wh
 
 A declared event version keeps its schema: add another version instead. Names, ids and event types
 stay too. docs/upstream.md lists what may change.`,
-		args: exactArgs(1), name: "upstream", needs: needTruth, json: oneObject,
+		args: exactArgs(1), name: "upstream", needs: needTruth | orOutbox, json: oneObject,
 		actor: &r.Actor, reason: &r.Upstream.Reason, dryRun: &r.DryRun,
 		check: func(s *session, args []string) error {
 			if file == "" {
@@ -116,8 +117,10 @@ stay too. docs/upstream.md lists what may change.`,
 				was.Logins, was.Reason = r.Upstream.Logins, r.Upstream.Reason
 				r.Upstream = *was
 			}
-			if r.Kinds, err = truthKinds(ctx, s.Truth); err != nil {
-				return nil, err
+			if r.Kinds = kinds.Builtin(); !s.OutboxAlone {
+				if r.Kinds, err = truthKinds(ctx, s.Truth); err != nil {
+					return nil, err
+				}
 			}
 			done := addedUpstream{Upstream: args[0], DryRun: r.DryRun}
 			if done.Added, err = upstreams.Add(ctx, s.Truth, r); err != nil {
@@ -183,7 +186,7 @@ func findUpstream(ctx context.Context, s *session, name string) (*upstreams.Upst
 
 func (p Process) upstreamListCommand() *cobra.Command {
 	return p.command(command{
-		use: "list", short: "List the declared upstreams", name: "upstream", needs: needTruth, json: onePer("upstream"),
+		use: "list", short: "List the declared upstreams", name: "upstream", needs: needTruth | orOutbox, json: onePer("upstream"),
 		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
 			declared, err := upstreams.List(ctx, s.Truth)
 			if err != nil {
@@ -209,7 +212,7 @@ func (p Process) upstreamListCommand() *cobra.Command {
 
 func (p Process) upstreamShowCommand() *cobra.Command {
 	return p.command(command{
-		use: "show NAME", short: "Print the file of a declared upstream", args: exactArgs(1), name: "upstream", needs: needTruth,
+		use: "show NAME", short: "Print the file of a declared upstream", args: exactArgs(1), name: "upstream", needs: needTruth | orOutbox,
 		run: func(ctx context.Context, s *session, args []string) (*report, error) {
 			u, err := findUpstream(ctx, s, args[0])
 			if err != nil {
@@ -235,7 +238,7 @@ func (p Process) upstreamRemoveCommand() *cobra.Command {
 		long: `Remove ends an upstream: the outbox refuses its events from the next transaction on. Events that it
 has are published. Nothing is deleted: the history stays, and tidings upstream add declares the
 upstream again, under the same rules of change.`,
-		args: exactArgs(1), name: "upstream", needs: needTruth, json: oneObject, actor: &actor, reason: &reason, destructive: true,
+		args: exactArgs(1), name: "upstream", needs: needTruth | orOutbox, json: oneObject, actor: &actor, reason: &reason, destructive: true,
 		run: func(ctx context.Context, s *session, args []string) (*report, error) {
 			u, err := findUpstream(ctx, s, args[0])
 			if err != nil {
@@ -254,7 +257,7 @@ upstream again, under the same rules of change.`,
 
 func (p Process) upstreamHistoryCommand() *cobra.Command {
 	return p.command(command{
-		use: "history NAME", short: "List who declared what, when and why", args: exactArgs(1), name: "upstream", needs: needTruth,
+		use: "history NAME", short: "List who declared what, when and why", args: exactArgs(1), name: "upstream", needs: needTruth | orOutbox,
 		json: onePer("version"),
 		run: func(ctx context.Context, s *session, args []string) (*report, error) {
 			all, err := upstreams.History(ctx, s.Truth, args[0])
