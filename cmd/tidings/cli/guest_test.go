@@ -3,6 +3,8 @@ package cli
 import (
 	"context"
 	"encoding/json"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -82,6 +84,16 @@ func TestCommandsWorkWithTheOutboxAlone(t *testing.T) {
 	says(exitOK, "", "archive", "exports")
 	says(exitOK, "", "archive", "hold", "list")
 	says(exitOK, "replaces partition 0", "partitions", "resize", "--to", "2", "--yes", "--wait", "0")
+
+	dir := t.TempDir()
+	file := filepath.Join(dir, "order.yaml")
+	if err := os.WriteFile(file, []byte("upstream: order\ntype_prefix: com.example\nsource: /shop\n"+
+		"events: {paid: {versions: {1: {type: object}}}}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	says(exitOK, "upstream order: added", "upstream", "add", "order", "--file", file)
+	says(exitOK, "com.example.order.paid.v1", "upstream", "list", "--json")
+	says(exitOK, "4 files", "contracts", "write", dir)
 
 	for _, command := range []string{"kinds list", "token list", "verify", "replay --consumer archiver", "restore --since 1h",
 		"edges remove --tenant 1 --id 1",
