@@ -125,6 +125,16 @@ bench: ## run the Go benchmarks (`tidings bench` measures the system)
 	@$(MAKE) --no-print-directory postgres
 	$(GO) test -run '^$$' -bench . -benchmem ./...
 
+.PHONY: bench-peers
+bench-peers: ## compare with three other outboxes under faults, in 20 minutes (ARGS='--peer naive,tidings --scenario calm --seconds 5')
+	@$(MAKE) --no-print-directory postgres
+	@cd bench/peers && $(GO) run . $(ARGS)
+
+.PHONY: test-peers
+test-peers: ## test the program of bench-peers: its checker, and a short run of each outbox
+	@$(MAKE) --no-print-directory postgres
+	$(GO) -C bench/peers test -count=1 ./...
+
 .PHONY: lint
 lint: ## check formatting, go vet, staticcheck and the import rules
 	@out=$$(gofmt -l .); test -z "$$out" || { echo "not formatted, run make fmt:"; echo "$$out"; exit 1; }
@@ -139,6 +149,7 @@ lint: ## check formatting, go vet, staticcheck and the import rules
 	$(GO) -C examples/orm vet ./...
 	$(GO) -C deploy/prometheus/test vet ./...
 	$(GO) -C deploy/helm/test vet ./...
+	$(GO) -C bench/peers vet ./...
 	$(GO) test -count=1 ./internal/archtest
 
 .PHONY: fmt
@@ -156,6 +167,7 @@ tidy-check: ## check that go.mod and go.sum list exactly what the code needs
 	$(GO) -C examples/orm mod tidy -diff
 	$(GO) -C deploy/prometheus/test mod tidy -diff
 	$(GO) -C deploy/helm/test mod tidy -diff
+	$(GO) -C bench/peers mod tidy -diff
 
 .PHONY: postgres
 postgres: ## find PostgreSQL's server binaries, or fetch them without an installation
