@@ -31,7 +31,8 @@ func TestAGuestChangesNothingInTheDatabaseOfABusiness(t *testing.T) {
 			GRANT CREATE ON DATABASE business TO migrator`, nil},
 		"without CREATEROLE": {`CREATE ROLE migrator LOGIN PASSWORD 'migrator'`, []string{
 			`CREATE ROLE tidings_reader NOLOGIN`, `CREATE ROLE tidings_relay NOLOGIN`, `CREATE ROLE tidings_system NOLOGIN`,
-			`CREATE ROLE tidings_upstream NOLOGIN`, `CREATE ROLE tidings_writer NOLOGIN`, `GRANT tidings_reader TO tidings_system`, `GRANT tidings_relay TO tidings_system`,
+			`CREATE ROLE tidings_upstream NOLOGIN`, `CREATE ROLE tidings_writer NOLOGIN`, `GRANT tidings_reader TO tidings_system`,
+			`GRANT tidings_relay TO tidings_system`,
 			`GRANT tidings_system TO migrator`, `CREATE SCHEMA tidings AUTHORIZATION migrator`}},
 	} {
 		t.Run(name, func(t *testing.T) {

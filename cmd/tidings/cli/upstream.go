@@ -238,7 +238,8 @@ func (p Process) upstreamRemoveCommand() *cobra.Command {
 		long: `Remove ends an upstream: the outbox refuses its events from the next transaction on. Events that it
 has are published. Nothing is deleted: the history stays, and tidings upstream add declares the
 upstream again, under the same rules of change.`,
-		args: exactArgs(1), name: "upstream", needs: needTruth | orOutbox, json: oneObject, actor: &actor, reason: &reason, destructive: true,
+		args: exactArgs(1), name: "upstream", needs: needTruth | orOutbox, json: oneObject, actor: &actor, reason: &reason,
+		destructive: true,
 		run: func(ctx context.Context, s *session, args []string) (*report, error) {
 			u, err := findUpstream(ctx, s, args[0])
 			if err != nil {
@@ -257,8 +258,9 @@ upstream again, under the same rules of change.`,
 
 func (p Process) upstreamHistoryCommand() *cobra.Command {
 	return p.command(command{
-		use: "history NAME", short: "List who declared what, when and why", args: exactArgs(1), name: "upstream", needs: needTruth | orOutbox,
-		json: onePer("version"),
+		use: "history NAME", short: "List who declared what, when and why", args: exactArgs(1), name: "upstream",
+		needs: needTruth | orOutbox,
+		json:  onePer("version"),
 		run: func(ctx context.Context, s *session, args []string) (*report, error) {
 			all, err := upstreams.History(ctx, s.Truth, args[0])
 			if err != nil {
