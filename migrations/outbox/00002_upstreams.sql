@@ -147,30 +147,31 @@ BEGIN
 END $$;
 -- +goose StatementEnd
 
--- upstream_of returns the upstream of an aggregate type if the role login may append its events, and NULL if not.
+-- upstream_of returns the upstream of an aggregate type if the login of this session may append its events, and NULL if not. It goes by the login and
+-- not by the role that the session has set, because it runs as the owner of the tables.
 -- +goose StatementBegin
-CREATE FUNCTION upstream_of(login name, aggregate_type text) RETURNS jsonb
+CREATE FUNCTION upstream_of(aggregate_type text) RETURNS jsonb
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path FROM CURRENT AS $$
   SELECT u.object FROM upstreams u
    WHERE u.tenant_id = 0 AND u.name = aggregate_type AND u.version_state = 'LATEST' AND NOT u.object ? 'removed'
-     AND EXISTS (SELECT FROM jsonb_array_elements_text(u.object -> 'logins') AS l(name) WHERE pg_has_role(login, to_regrole(quote_ident(l.name)), 'USAGE'))
+     AND EXISTS (SELECT FROM jsonb_array_elements_text(u.object -> 'logins') AS l(name) WHERE pg_has_role(session_user, to_regrole(quote_ident(l.name)), 'USAGE'))
 $$;
 -- +goose StatementEnd
 
--- upstream_accepts returns true if the role login may append this event. Otherwise it raises an error with the reason, a check_violation of the
+-- upstream_accepts returns true if the login of this session may append this event. Otherwise it raises an error with the reason, a check_violation of the
 -- constraint outbox_messages_upstream. The table calls it for each row of an upstream's login, before the row is there.
 -- +goose StatementBegin
-CREATE FUNCTION upstream_accepts(login name, tenant bigint, aggregate_type text, aggregate_id text, event_type text, event_version smallint,
+CREATE FUNCTION upstream_accepts(tenant bigint, aggregate_type text, aggregate_id text, event_type text, event_version smallint,
   payload jsonb, payload_bytes integer, trace_id text) RETURNS boolean
 LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
-  u    jsonb := upstream_of(login, aggregate_type) || '{}'; -- decompressed once, and not at each use
+  u    jsonb := upstream_of(aggregate_type) || '{}'; -- decompressed once, and not at each use
   e    jsonb := u -> 'events' -> event_type;
   bad  text;
   help text;
 BEGIN
   IF u IS NULL THEN
-    bad := format('the role %s may not append events of %s', login, left(quote_ident(aggregate_type), 80));
+    bad := format('the login %s may not append events of %s', session_user, left(quote_ident(aggregate_type), 80));
     help := 'Declare the upstream with its login: `tidings upstream add`.';
   ELSIF tenant IS NULL OR tenant <= 0 OR u ? 'tenants' AND NOT u -> 'tenants' @> to_jsonb(tenant) THEN
     bad := format('%s may not have events of tenant %s', aggregate_type, tenant);
@@ -196,9 +197,9 @@ BEGIN
   RAISE check_violation USING MESSAGE = bad, HINT = coalesce(help, '`tidings upstream show ' || left(aggregate_type, 80) || '` prints the declaration.'), TABLE = 'outbox_messages', CONSTRAINT = 'outbox_messages_upstream';
 END $$;
 -- +goose StatementEnd
-REVOKE ALL ON FUNCTION upstream_misfit(jsonb, jsonb, text), upstream_of(name, text),
-  upstream_accepts(name, bigint, text, text, text, smallint, jsonb, integer, text) FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION upstream_of(name, text), upstream_accepts(name, bigint, text, text, text, smallint, jsonb, integer, text)
+REVOKE ALL ON FUNCTION upstream_misfit(jsonb, jsonb, text), upstream_of(text),
+  upstream_accepts(bigint, text, text, text, smallint, jsonb, integer, text) FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION upstream_of(text), upstream_accepts(bigint, text, text, text, smallint, jsonb, integer, text)
   TO tidings_upstream, tidings_writer;
 
 -- Who has the role tidings_upstream appends the events of upstreams that name its login, and reads nothing. tidings_writer, which writes kinds, does so too.
@@ -209,11 +210,11 @@ GRANT SELECT (id, event_id, slot) ON outbox_messages TO tidings_upstream; -- for
 DROP POLICY writer ON outbox_messages;
 CREATE POLICY writer ON outbox_messages FOR SELECT TO tidings_writer USING (true);
 CREATE POLICY writer_appends ON outbox_messages FOR INSERT TO tidings_writer
-  WITH CHECK (upstream_accepts(current_user, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, payload_bytes, trace_id));
+  WITH CHECK (upstream_accepts(tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, payload_bytes, trace_id));
 -- A login with both roles has what tidings_writer may, which includes this.
 CREATE POLICY upstream_appends ON outbox_messages FOR INSERT TO tidings_upstream
-  WITH CHECK (NOT pg_has_role('tidings_writer', 'USAGE') AND upstream_accepts(current_user, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, payload_bytes, trace_id));
+  WITH CHECK (NOT pg_has_role('tidings_writer', 'USAGE') AND upstream_accepts(tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, payload_bytes, trace_id));
 -- now() is when the transaction began, and only the table sets inserted_at: so a login sees the rows of its transaction, and their ids alone.
 CREATE POLICY upstream_returning ON outbox_messages FOR SELECT TO tidings_upstream
-  USING (inserted_at = now() AND upstream_of(current_user, aggregate_type) IS NOT NULL);
+  USING (inserted_at = now() AND upstream_of(aggregate_type) IS NOT NULL);
 ALTER POLICY available_at_within_366_days ON outbox_messages TO tidings_writer, tidings_upstream;

@@ -20,4 +20,4 @@ REVOKE ALL ON FUNCTION is_kind(text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION is_kind(text) TO tidings_writer;
 
 ALTER POLICY writer_appends ON outbox_messages
-  WITH CHECK (is_kind(aggregate_type) OR upstream_accepts(current_user, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, payload_bytes, trace_id));
+  WITH CHECK (is_kind(aggregate_type) OR upstream_accepts(tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, payload_bytes, trace_id));
