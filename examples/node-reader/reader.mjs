@@ -89,7 +89,7 @@ async function read(stream) {
     for await (const message of await consumer.fetch({ max_messages: 100, expires: 1000 })) { // a stop waits until these are handled
       const headers = message.headers;
       // Any other message is not an event.
-      if (/^\/tidings(\/.|$)/.test(headers?.get('ce-source')) && headers.has('ce-id') && headers.has('Tidings-Outbox-Id')) {
+      if (headers?.has('ce-source') && headers.has('ce-id') && headers.has('Tidings-Outbox-Id')) {
         await handle({ id: headers.get('ce-id'), stream, sequence: message.seq, follow: message.json() });
       }
       message.ack(); // after the effect: JetStream delivers an unacknowledged event again
