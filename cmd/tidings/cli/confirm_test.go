@@ -36,7 +36,8 @@ var harmless = []string{
 	"kinds list", "kinds show",
 	"load", "migrate", "nats account", "nats creds", "nats durable", "nats revoke", "nats users", "outbox list",
 	"outbox retry", "outbox show", "partitions list", "pause",
-	"ready", "resume", "serve", "status", "stream plan", "token create", "token identify", "token list", "verify", "version",
+	"ready", "resume", "serve", "status", "stream plan", "token create", "token identify", "token list",
+	"upstream add", "upstream history", "upstream list", "upstream show", "verify", "version",
 }
 
 // unrecorded are the destructive commands whose actor and reason are not stored.
@@ -61,6 +62,7 @@ var destructiveCases = map[string]destructiveCase{
 	"edges remove":         {args: "--tenant 1 --id 8 --kind follow", shows: []string{"follow  2"}},
 	"erase": {args: "--tenant 1 --author 7 --wait 0s",
 		shows: []string{"of author 7 of tenant 1", "children", "FOUND"}, code: exitAgain},
+	"upstream remove":   {args: "order", shows: []string{"Writers of order", "orders_service"}},
 	"kinds apply":       {args: "KINDS", shows: []string{"remove or restrict kinds", "edges.block"}},
 	"outbox kill":       {args: "60000001 --reason x", shows: []string{"post/7", "later"}},
 	"partitions resize": {args: "--to 2", shows: []string{"There is 1 partition now", "cannot undo a resize"}, code: -1},
@@ -131,6 +133,16 @@ func prepareDestruction(t *testing.T, pool *pgxpool.Pool, nats *testkit.Broker, 
 		}
 	}
 	env["KINDS"] = file
+	if err := os.WriteFile(file+".order", []byte("upstream: order\ntype_prefix: com.example\nsource: /shop\n"+
+		"events: {placed: {versions: {1: {type: object}}}}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, _, stderr := run(t, env, "", "upstream", "add", "order", "--file", file+".order"); code != exitOK {
+		t.Fatal(stderr)
+	}
+	if _, err := pool.Exec(t.Context(), `UPDATE upstreams SET object = jsonb_set(object, '{logins}', '["orders_service"]')`); err != nil {
+		t.Fatal(err)
+	}
 	if code, _, stderr := run(t, env, "", "token", "create", "--tenant", "1", "--name", "web"); code != exitOK {
 		t.Fatal(stderr)
 	}

@@ -35,7 +35,7 @@ that must not miss an event subscribes durably (docs/subscribe.md).`,
 		},
 	})
 	c.Flags().Int64Var(&w.tenant, "tenant", 0, "only of this tenant")
-	c.Flags().StringVar(&w.kind, "kind", "", "only of this kind or upstream")
+	c.Flags().StringVar(&w.kind, "kind", "", "only of this `kind` or upstream")
 	c.Flags().StringVar(&w.eventType, "type", "", "only of this event type, such as created")
 	c.Flags().IntVar(&w.limit, "limit", 0, "at most this many events, then the command ends; 0 for no limit")
 	return c

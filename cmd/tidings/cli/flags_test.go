@@ -30,6 +30,9 @@ func eachCommand(fn func(path string, c *cobra.Command)) {
 // withoutJSON are the commands without --json: their output is for people, or is a file.
 var withoutJSON = map[string]string{
 	"dev":             "runs until it is stopped",
+	"serve":           "runs until it is stopped",
+	"stream plan":     "prints files for other programs",
+	"upstream show":   "prints a file of an upstream",
 	"consume":         "runs until it is stopped",
 	"contracts write": "writes files",
 	"kinds show":      "prints a file of kinds",
@@ -74,7 +77,7 @@ var flagWords = map[string]struct{ kind, usage string }{
 	"data":     {"string", "^the (data )?`directory` of "},
 	"dry-run":  {"bool", `^(with --repair: )?show what the command would do, and change nothing$`},
 	"json":     {"bool", `^print (one JSON object|JSON objects, one per)`},
-	"kind":     {"string", "^the `kind`"},
+	"kind":     {"string", "^(the|only of this) `kind`"},
 	"limit":    {"int", `^(list )?at most this many \w+`},
 	"month":    {"string", "`month`, such as 2026-08"},
 	"reason":   {"string", `^the reason to record$`},

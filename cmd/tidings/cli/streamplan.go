@@ -69,7 +69,7 @@ Remove these once every consumer and subscriber has read them.`,
 			return nil, planFormats[format](s.Stdout, planOf(s.Broker, all))
 		},
 	})
-	c.Flags().StringVar(&format, "format", "nats", "the tool: nats, nack, terraform or json")
+	c.Flags().StringVar(&format, "for", "nats", "the tool: nats, nack, terraform or json")
 	c.Flags().IntVar(&partitions, "partitions", 0, "add the streams of a resize to this number of partitions")
 	return c
 }

@@ -89,7 +89,7 @@ func TestServeOnStreamsOfOthers(t *testing.T) {
 	}
 	plan := func(args ...string) string {
 		t.Helper()
-		code, stdout, stderr := run(t, vars, "", append([]string{"stream", "plan", "--format", "json"}, args...)...)
+		code, stdout, stderr := run(t, vars, "", append([]string{"stream", "plan", "--for", "json"}, args...)...)
 		if code != exitOK {
 			t.Fatalf("stream plan: exit code %d\n%s", code, stderr)
 		}
@@ -166,7 +166,7 @@ func TestThePlanForEachToolHasTheSettings(t *testing.T) {
 		"NATS_MAX_BYTES": "1000000000"}
 	plan := func(format string) string {
 		t.Helper()
-		code, stdout, stderr := run(t, vars, "", "stream", "plan", "--format", format, "--partitions", "2")
+		code, stdout, stderr := run(t, vars, "", "stream", "plan", "--for", format, "--partitions", "2")
 		if code != exitOK {
 			t.Fatalf("stream plan: exit code %d\n%s", code, stderr)
 		}
@@ -237,7 +237,7 @@ func TestThePlanForEachToolHasTheSettings(t *testing.T) {
 			}
 		}
 	}
-	if code, _, stderr := run(t, vars, "", "stream", "plan", "--format", "ansible"); code != exitInput ||
+	if code, _, stderr := run(t, vars, "", "stream", "plan", "--for", "ansible"); code != exitInput ||
 		!strings.Contains(stderr, "ansible") {
 		t.Errorf("an unknown format: exit code %d, %s", code, stderr)
 	}
