@@ -50,7 +50,7 @@ Remove these once every consumer and subscriber has read them.`,
 		name: "stream", needs: needTruth,
 		check: func(*session, []string) error {
 			if planFormats[format] == nil {
-				return &usageError{fmt.Errorf("--format is %q: want nats, nack, terraform or json", format)}
+				return &usageError{fmt.Errorf("--for is %q: want nats, nack, terraform or json", format)}
 			}
 			return nil
 		},
