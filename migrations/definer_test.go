@@ -137,6 +137,12 @@ func TestUpChangesNoRightOnTheDatabase(t *testing.T) {
 	}
 }
 
+// declareOrders declares the upstream order, which every superuser's session may append for.
+const declareOrders = `INSERT INTO upstreams (tenant_id, object, metadata) VALUES (0,
+	'{"name": "order", "logins": ["tidings_upstream"], "id": "string", "id_pattern": "^.+$", "max_payload": 1000, "events": {"created":
+	{"checks": {"1": {"type": "object", "=names": "{a}", "properties": {"a": {"type": "integer", "maximum": 5}}}}}}}',
+	'{"version_id": 1, "version_state": "LATEST", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}')`
+
 // calls has a call of each function that runs as its owner. Each call takes the function's longest
 // path.
 var calls = map[string]struct {
@@ -151,7 +157,11 @@ var calls = map[string]struct {
 		version, created_at, updated_at)
 		  VALUES (1, '00000000-0000-7000-8000-000000000000', 2, 'aaaaaaaa', '00000000000001aaaaaaaa', 3, 'x', 'ACTIVE', 'NONE', 1, now(),
 		  now())`},
-	"make_child_kind":        {args: `'answer', 'answers', 'answer_id', 'question_id', true, true, 2`},
+	"make_child_kind": {args: `'answer', 'answers', 'answer_id', 'question_id', true, true, 2`},
+	"is_kind":         {args: `'follow'`},
+	"upstream_of":     {args: `'order'`, setup: declareOrders},
+	"upstream_accepts": {args: `1, 'order', '7', 'created', 1::smallint, '{"a": 1}', 8,
+		'00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01'`},
 	"let_api_lock_shelf":     {args: `'comment'`, setup: `REVOKE UPDATE (kind) ON children_archive_comment FROM tidings_api`},
 	"make_edges_to_children": {args: `'stay'`, setup: `SELECT make_edge_kind('stay', 'stays', 'user_id', 'place_id', true, 2)`},
 	"make_history":           {args: `'visit', '{user_id,place_id}', 'text', true`},
@@ -286,7 +296,7 @@ func TestNoCallerHijacksAFunctionThatRunsAsItsOwner(t *testing.T) { hijack(t, "p
 func hijack(t *testing.T, schema string) {
 	inHome(t, schema, func(t *testing.T, h home) {
 		for _, name := range []string{"find_token", "changed_tokens", "child_event_fits", "outbox_range_archive",
-			"outbox_range_drop", "outbox_archive_late", "outbox_delivered",
+			"outbox_range_drop", "outbox_archive_late", "outbox_delivered", "upstream_of",
 			"let_api_lock_shelf", "make_edges_to_children"} { // in this order
 			h.exec(t, calls[name].setup)
 		}
@@ -329,6 +339,9 @@ func hijackInserts(t *testing.T, url, schema string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if _, err := owner.Exec(t.Context(), strings.Replace(declareOrders, "INTO ", "INTO "+schema+".", 1)); err != nil {
+		t.Fatal(err)
+	}
 	for name, attack := range attacks {
 		cfg, err := pgx.ParseConfig(url)
 		if err != nil {
@@ -352,7 +365,7 @@ func hijackInserts(t *testing.T, url, schema string) {
 		if err := insert("order"); err != nil {
 			t.Errorf("%s, %s: %v", schema, name, err)
 		}
-		if err := insert("heartbeat"); !postgres.IsPermission(err) {
+		if err := insert("heartbeat"); postgres.CheckName(err) != "outbox_messages_upstream" {
 			t.Errorf("%s, %s: a heartbeat of a writer: %v", schema, name, err)
 		}
 	}

@@ -32,7 +32,7 @@ var loginRoles = map[string][]postgres.Role{
 	"api": {postgres.RoleAPI}, "relay": {postgres.RoleRelay}, "consumer": {postgres.RoleConsumer}, "reader": {postgres.RoleReader},
 	"system": {postgres.RoleSystem}, "writer": {postgres.RoleWriter},
 	"upstream": {postgres.RoleUpstream},
-	"serve": {postgres.RoleAPI, postgres.RoleSystem}, // for `tidings serve`, whose parts act as these and as roles within them
+	"serve":    {postgres.RoleAPI, postgres.RoleSystem}, // for `tidings serve`, whose parts act as these and as roles within them
 }
 
 var (

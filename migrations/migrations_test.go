@@ -242,6 +242,8 @@ INSERT INTO child_lists (tenant_id, kind, child_id, object_id, slug, path, autho
     created_at, updated_at, visible, shown)
   VALUES (1, 'comment', gen_random_uuid(), 1, 'aaaaaaaa', 'p', 1, 'x', 'ACTIVE', 'NONE', 1, now(), now(), true, true);
 INSERT INTO threads_purged (tenant_id, post_id, kind, version) VALUES (1, 2, 'comment', 3);
+INSERT INTO upstreams (tenant_id, object, metadata) VALUES (1, '{"name": "order"}',
+  '{"version_id": 1, "version_state": "LATEST", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}');
 INSERT INTO tenant_cells (tenant_id, cell) VALUES (1, 'EVENTS-b')` + historiesSQL()
 
 // historiesSQL does the same for the histories of the built-in kinds.

@@ -46,6 +46,9 @@ type Config struct {
 // Unmanaged is the opposite of NATS_MANAGE, so that the zero Config manages.
 type Unmanaged bool
 
+// MarshalText implements encoding.TextMarshaler.
+func (u Unmanaged) MarshalText() ([]byte, error) { return strconv.AppendBool(nil, !bool(u)), nil }
+
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (u *Unmanaged) UnmarshalText(text []byte) error {
 	manage, err := strconv.ParseBool(string(text))

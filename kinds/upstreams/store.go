@@ -205,5 +205,5 @@ func History(ctx context.Context, pool *pgxpool.Pool, name string) (all []Versio
 }
 
 func read(ctx context.Context, pool *pgxpool.Pool, fn func(tx pgx.Tx) error) error {
-	return postgres.InTx(ctx, pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, fn)
+	return postgres.InTenant(ctx, pool, installation, pgx.TxOptions{AccessMode: pgx.ReadOnly}, fn)
 }

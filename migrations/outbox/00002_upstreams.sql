@@ -26,10 +26,10 @@ SELECT set_config('search_path', format('%I, pg_temp', current_schema()), true);
 
 -- upstream_misfit returns why a value violates a JSON Schema (2020-12), or NULL. at is the JSON Pointer of the value. The schema is as upstreams.Compile
 -- makes it: of its keywords, required is there as a text array (=required), and the names of properties are in =names. It calls itself, and only
--- upstream_accepts calls it, whose search_path it has. Expressions without a SELECT cost a tenth, and one guard stands before each group of keywords.
+-- upstream_accepts calls it. Expressions without a SELECT cost a tenth, and one guard stands before each group of keywords.
 -- +goose StatementBegin
 CREATE FUNCTION upstream_misfit(s jsonb, v jsonb, at text) RETURNS text
-LANGUAGE plpgsql IMMUTABLE AS $$
+LANGUAGE plpgsql IMMUTABLE SET search_path FROM CURRENT AS $$
 DECLARE
   t    text := jsonb_typeof(v);
   bad  text;
@@ -197,6 +197,7 @@ BEGIN
   RAISE check_violation USING MESSAGE = bad, HINT = coalesce(help, '`tidings upstream show ' || left(aggregate_type, 80) || '` prints the declaration.'), TABLE = 'outbox_messages', CONSTRAINT = 'outbox_messages_upstream';
 END $$;
 -- +goose StatementEnd
+-- contract: the functions are new
 REVOKE ALL ON FUNCTION upstream_misfit(jsonb, jsonb, text), upstream_of(text),
   upstream_accepts(bigint, text, text, text, smallint, jsonb, integer, text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION upstream_of(text), upstream_accepts(bigint, text, text, text, smallint, jsonb, integer, text)
@@ -207,6 +208,7 @@ GRANT INSERT (tenant_id, aggregate_type, aggregate_id, event_type, event_version
   ON outbox_messages TO tidings_upstream;
 GRANT USAGE ON SEQUENCE outbox_messages_id_seq TO tidings_upstream;
 GRANT SELECT (id, event_id, slot) ON outbox_messages TO tidings_upstream; -- for RETURNING
+-- contract: writer_appends takes its place, and no release is out whose writers append undeclared events
 DROP POLICY writer ON outbox_messages;
 CREATE POLICY writer ON outbox_messages FOR SELECT TO tidings_writer USING (true);
 CREATE POLICY writer_appends ON outbox_messages FOR INSERT TO tidings_writer

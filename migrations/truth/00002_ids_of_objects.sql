@@ -20,6 +20,7 @@ BEGIN
   IF NOT ARRAY[first, second] <@ ARRAY['string', 'integer', 'uuid'] THEN
     RAISE invalid_parameter_value USING MESSAGE = format('%s, %s: want string, integer or uuid', first, second);
   END IF;
+  PERFORM pg_advisory_xact_lock(x'74646b64'::bigint); -- "tdkd": one at a time, as in make_child_kind
   FOR tab, col, form IN
     SELECT t.* FROM (VALUES ('edges_' || kind, 'from_id', first), ('edges_' || kind, 'to_id', second),
         ('children_' || kind, 'object_id', first), ('children_' || kind, 'author_id', second),

@@ -1,7 +1,8 @@
 -- +goose Up
 -- Who may append events of kinds and of upstreams (migrations/outbox/00002_upstreams.sql), beside each other.
 
-CREATE POLICY api ON upstreams FOR SELECT TO tidings_api USING (true);
+CREATE POLICY tenant ON upstreams TO tidings_api USING (tenant_id = NULLIF(current_setting('tidings.tenant', true), '')::bigint)
+  WITH CHECK (tenant_id = NULLIF(current_setting('tidings.tenant', true), '')::bigint);
 GRANT SELECT ON upstreams TO tidings_api;
 ALTER POLICY available_at_within_366_days ON outbox_messages TO tidings_writer, tidings_api, tidings_upstream;
 

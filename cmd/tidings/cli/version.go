@@ -32,8 +32,9 @@ func (p Process) versionCommand() *cobra.Command {
 			if b.Revision != "" {
 				of = " of revision " + b.Revision
 			}
-			return reports(b, sentence("tidings %s%s, built with %s\nschemas: outbox %d, truth %d, projections %d\nslots: %d (the most partitions)\n",
-				b.Version, of, b.Go, b.Outbox, b.Truth, b.Projections, b.Slots)), nil
+			return reports(b,
+				sentence("tidings %s%s, built with %s\nschemas: outbox %d, truth %d, projections %d\nslots: %d (the most partitions)\n",
+					b.Version, of, b.Go, b.Outbox, b.Truth, b.Projections, b.Slots)), nil
 		},
 	})
 }
