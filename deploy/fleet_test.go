@@ -138,7 +138,7 @@ func (f *fleet) makeLogins() {
 // setPasswords gives the NATS server the users' passwords. A prefix makes them differ from those
 // that the clients have.
 func (f *fleet) setPasswords(prefix string) {
-	for _, name := range []string{"relay", "api", "consumer", "operator", "t7_plain", "t7_mailer", "svc"} {
+	for _, name := range []string{"relay", "api", "consumer", "operator", "serve", "t7_plain", "t7_mailer", "svc"} {
 		f.t.Setenv("NATS_PASSWORD_"+strings.ToUpper(name), prefix+secret+name)
 	}
 }

@@ -15,7 +15,7 @@ import (
 )
 
 func TestBrokerOfTheFleetSyncsBeforeItAcknowledgesAndKnowsEachBinary(t *testing.T) {
-	for _, name := range []string{"RELAY", "API", "CONSUMER", "OPERATOR", "CLUSTER"} {
+	for _, name := range []string{"RELAY", "API", "CONSUMER", "OPERATOR", "SERVE", "CLUSTER"} {
 		t.Setenv("NATS_PASSWORD_"+name, "p0123456789abcdef"+name)
 	}
 	t.Setenv("NATS_SERVER_NAME", "nats-2")
@@ -23,7 +23,7 @@ func TestBrokerOfTheFleetSyncsBeforeItAcknowledgesAndKnowsEachBinary(t *testing.
 		t.Setenv(fmt.Sprintf("NATS_ROUTE_%d", n+1), fmt.Sprintf("nats://cluster:p0123456789abcdefCLUSTER@nats-%d:6222", n+1))
 	}
 	three, err := server.ProcessConfigFile("nats-three.conf")
-	if err != nil || !three.SyncAlways || len(three.Users) != 4 || three.ServerName != "nats-2" || three.Cluster.Name == "" ||
+	if err != nil || !three.SyncAlways || len(three.Users) != 5 || three.ServerName != "nats-2" || three.Cluster.Name == "" ||
 		three.Cluster.Password == "" {
 		t.Errorf("the configuration of one of three brokers: %v, %+v", err, three)
 	}
