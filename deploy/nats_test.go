@@ -48,8 +48,8 @@ func TestBrokerOfTheFleetSyncsBeforeItAcknowledgesAndKnowsEachBinary(t *testing.
 		t.Errorf("the monitoring port listens on %s:%d, want loopback: only the container's health check reads it",
 			opts.HTTPHost, opts.HTTPPort)
 	}
-	if len(opts.Users) != 4 || opts.NoAuthUser != "" {
-		t.Errorf("%d users, want 4; clients without a password get the user %q, want none", len(opts.Users), opts.NoAuthUser)
+	if len(opts.Users) != 5 || opts.NoAuthUser != "" {
+		t.Errorf("%d users, want 5; clients without a password get the user %q, want none", len(opts.Users), opts.NoAuthUser)
 	}
 	for _, u := range opts.Users {
 		if u.Password != "p0123456789abcdef"+strings.ToUpper(u.Username) || u.Permissions == nil || len(u.Permissions.Publish.Allow) == 0 ||
