@@ -194,13 +194,20 @@ func Check(ctx context.Context, pool *pgxpool.Pool, set Set) error {
 	return nil
 }
 
-// IsOutboxAlone reports whether the database has the outbox without the rest of the truth.
+// IsOutboxAlone reports whether the database has the outbox without the rest of the truth. While
+// the first migration of the truth runs, it returns false to a pool that acts as a role of Tidings.
 func IsOutboxAlone(ctx context.Context, pool *pgxpool.Pool) (bool, error) {
 	have, err := Version(ctx, pool, Outbox)
+	if postgres.IsPermission(err) { // as in Check
+		return false, nil
+	}
 	if err != nil || have == 0 {
 		return false, err
 	}
 	truth, err := Version(ctx, pool, Truth)
+	if postgres.IsPermission(err) {
+		return false, nil
+	}
 	return truth == 0, err
 }
 
@@ -221,8 +228,9 @@ const (
 // Await waits until the database has every migration of the set, or ctx ends, and then returns nil.
 // While it waits it logs why: the database is unavailable, for example during a restart or a
 // failover, or its schema is older than this program. So a binary of a new release may start before
-// `tidings migrate` has run. It returns an error if the database refuses the login, or if the
-// schema of Consumers is older, because the program itself migrates it (UpConsumers).
+// `tidings migrate` has run, also on a server without the roles. It returns an error if the
+// database refuses the login, or if the schema of Consumers is older, because the program itself
+// migrates it (UpConsumers).
 func Await(ctx context.Context, pool *pgxpool.Pool, set Set, log *slog.Logger) error {
 	log = log.With("component", "migrations")
 	var said string
@@ -232,7 +240,7 @@ func Await(ctx context.Context, pool *pgxpool.Pool, set Set, log *slog.Logger) e
 		if ctx.Err() != nil || err == nil {
 			return nil
 		}
-		outdated := errors.Is(err, ErrOutdated) && set != Consumers
+		outdated := set != Consumers && (errors.Is(err, ErrOutdated) || errors.Is(err, postgres.ErrUnmigrated))
 		if !outdated && (!postgres.IsTransient(err) || postgres.IsLogin(err)) {
 			return err
 		}

@@ -2,6 +2,7 @@ package services
 
 import (
 	"context"
+	"sync/atomic"
 
 	"github.com/sethvargo/go-envconfig"
 	"golang.org/x/sync/errgroup"
@@ -30,7 +31,8 @@ type jobsConfig struct {
 }
 
 // jobsPart returns the scheduled jobs, and the removals of all edges of an object, as a part of a
-// process. It needs DATABASE_URL and PROJECTIONS_DATABASE_URL.
+// process. It needs DATABASE_URL and PROJECTIONS_DATABASE_URL. If the outbox is alone in its
+// database, the part runs the jobs of the outbox, and needs DATABASE_URL.
 func jobsPart(ctx context.Context, env envconfig.Lookuper) (daemon.Run, error) {
 	var cfg jobsConfig
 	err := daemon.Configure(ctx, env, &cfg)
@@ -38,48 +40,70 @@ func jobsPart(ctx context.Context, env envconfig.Lookuper) (daemon.Run, error) {
 }
 
 func (cfg jobsConfig) run(ctx context.Context, h daemon.Host) error {
-	log := h.Log
 	truth, err := postgres.Open(ctx, cfg.DatabaseURL, cfg.Postgres, postgres.RoleSystem, "archiver")
 	if err != nil {
 		return err
 	}
 	defer truth.Close()
+	h.Metrics.MustRegister(outbox.NewCollector(truth, h.Log), postgres.NewBlockedCollector(truth, h.Log))
+	var alone atomic.Bool
+	whole := migrations.Ready(truth, migrations.Truth)
+	h.Ready(map[string]func(context.Context) error{"truth": truth.Ping, "truth schema": func(ctx context.Context) error {
+		if alone.Load() {
+			return nil
+		}
+		return whole(ctx)
+	}})
+
+	if err := migrations.Await(ctx, truth, migrations.Outbox, h.Log); err != nil {
+		return err
+	}
+	guest, err := migrations.IsOutboxAlone(ctx, truth)
+	if err != nil {
+		return err
+	}
+	if alone.Store(guest); guest {
+		return cfg.work(ctx, h, upkeep.Deps{Truth: truth})
+	}
+	if err := migrations.Await(ctx, truth, migrations.Truth, h.Log); err != nil {
+		return err
+	}
+	h.Metrics.MustRegister(tokens.NewCollector(truth, h.Log))
 	projected, err := postgres.Open(ctx, cfg.ProjectionsDatabaseURL, cfg.Postgres, postgres.RoleSystem, "archiver jobs")
 	if err != nil {
 		return err
 	}
 	defer projected.Close()
-	h.Metrics.MustRegister(outbox.NewCollector(truth, log), postgres.NewBlockedCollector(truth, log), tokens.NewCollector(truth, log))
-	catalog := kinds.NewCatalog(truth, kinds.Truth, log)
-	deps := upkeep.Deps{Truth: truth, Projections: projected, Cell: cfg.Broker.Stream, Kinds: catalog.Now, Registry: h.Metrics, Log: log}
-	list, err := upkeep.Jobs(cfg.Upkeep, deps, upkeep.Current(truth))
+	catalog := kinds.NewCatalog(truth, kinds.Truth, h.Log)
+	remover, err := store.NewRemover(truth, nil, catalog.Now, h.Log, h.Metrics) // it wakes no relay: they poll
 	if err != nil {
-		return err
-	}
-	runner, err := jobs.New(truth, list, log, h.Metrics)
-	if err != nil {
-		return err
-	}
-	remover, err := store.NewRemover(truth, nil, catalog.Now, log, h.Metrics) // it wakes no relay: they poll
-	if err != nil {
-		return err
-	}
-	h.Ready(map[string]func(context.Context) error{"truth": truth.Ping, "truth schema": migrations.Ready(truth, migrations.Truth)})
-
-	if err := migrations.Await(ctx, truth, migrations.Truth, log); err != nil {
 		return err
 	}
 	if err := catalog.Load(ctx); err != nil {
 		return err
 	}
-	if s, _, err := upkeep.Read(ctx, truth); err != nil {
+	return cfg.work(ctx, h, upkeep.Deps{Truth: truth, Projections: projected, Kinds: catalog.Now}, catalog.Run, remover.Run)
+}
+
+// work runs the jobs, and beside them the loops.
+func (cfg jobsConfig) work(ctx context.Context, h daemon.Host, deps upkeep.Deps, loops ...func(context.Context) error) error {
+	deps.Cell, deps.Registry, deps.Log = cfg.Broker.Stream, h.Metrics, h.Log
+	list, err := upkeep.Jobs(cfg.Upkeep, deps, upkeep.Current(deps.Truth))
+	if err != nil {
+		return err
+	}
+	runner, err := jobs.New(deps.Truth, list, h.Log, h.Metrics)
+	if err != nil {
+		return err
+	}
+	if s, _, err := upkeep.Read(ctx, deps.Truth); err != nil {
 		return err
 	} else if err := s.KeepsForStreams(cfg.Broker.MaxAge); err != nil {
-		log.Error("the archive expires before the stream", "err", err, "runbook", "ArchiveTooShort")
+		h.Log.Error("the archive expires before the stream", "err", err, "runbook", "ArchiveTooShort")
 	}
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return catalog.Run(ctx) })
-	g.Go(func() error { return remover.Run(ctx) })
-	g.Go(func() error { return runner.Run(ctx) })
+	for _, loop := range append(loops, runner.Run) {
+		g.Go(func() error { return loop(ctx) })
+	}
 	return g.Wait()
 }

@@ -10,9 +10,9 @@ import (
 // Named returns the service with the name of its command, or nil if no service has the name.
 func Named(name string) func() {
 	switch name { // not a map, which would link every service into every command
-	case "api":
+	case apiName:
 		return API
-	case "relay":
+	case relayName:
 		return relayservice.Main
 	case followercounts.Name:
 		return FollowerCounts

@@ -13,6 +13,8 @@ import (
 
 	"github.com/tidings/tidings/cmd/internal/relayservice"
 	"github.com/tidings/tidings/internal/daemon"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/projections/followercounts"
 	"github.com/tidings/tidings/projections/history"
 	"github.com/tidings/tidings/projections/threadcache"
@@ -20,6 +22,8 @@ import (
 
 // configure reads a part's environment and returns the part.
 type configure func(ctx context.Context, env envconfig.Lookuper) (daemon.Run, error)
+
+const relayName = "relay"
 
 type named struct {
 	name string
@@ -33,7 +37,7 @@ func parts(api net.Listener) [][]named {
 		{{apiName, apiPart(api)}},
 		{{followercounts.Name, consumer(followercounts.New)}, {threadcache.Name, consumer(threadcache.New)},
 			{history.Name, consumer(history.New)}, {jobsName, jobsPart}},
-		{{"relay", relayservice.Part}},
+		{{relayName, relayservice.Part}},
 	}
 }
 
@@ -45,6 +49,36 @@ func Parts() (names []string) {
 		}
 	}
 	return names
+}
+
+// ErrOutboxAlone reports a part that needs the rest of the truth.
+var ErrOutboxAlone = errors.New("DATABASE_URL has the outbox alone (docs/your-tables.md): run `tidings serve relay jobs`")
+
+// CheckOutboxAlone returns ErrOutboxAlone if the outbox is alone in its database and names, or all
+// parts without names, has a part that could only wait there. It returns nil if it cannot ask the
+// database now, for example because the login may not act as tidings_system: the parts wait, and
+// report why.
+func CheckOutboxAlone(ctx context.Context, env envconfig.Lookuper, names []string) error {
+	waits := func(name string) bool { return name != relayName && name != jobsName }
+	if len(names) > 0 && !slices.ContainsFunc(names, waits) {
+		return nil
+	}
+	var cfg struct {
+		DatabaseURL string `env:"DATABASE_URL"`
+		Postgres    postgres.Config
+	}
+	if err := daemon.Configure(ctx, env, &cfg); err != nil || cfg.DatabaseURL == "" {
+		return err
+	}
+	pool, err := postgres.Open(ctx, cfg.DatabaseURL, cfg.Postgres, postgres.RoleSystem, "serve")
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	if alone, err := migrations.IsOutboxAlone(ctx, pool); err != nil || !alone {
+		return nil
+	}
+	return ErrOutboxAlone
 }
 
 // Together is a process of several parts. Each has the pools and the role in the database that it

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -102,6 +103,67 @@ func TestCommandsWorkWithTheOutboxAlone(t *testing.T) {
 			!strings.Contains(stderr, "DATABASE_URL has the outbox alone") {
 			t.Errorf("%s: exit code %d\n%s%s", command, code, stdout, stderr)
 		}
+	}
+}
+
+// TestServeRunsAGuestsRelayAndJobs runs the process of a guest on a server that has none of our
+// roles before, with a login that owns nothing.
+func TestServeRunsAGuestsRelayAndJobs(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("starts servers")
+	}
+	db, b := testkit.Business(t), testkit.NATS(t)
+	owner := db.Pool(t, postgres.RoleOwner)
+	if _, err := owner.Exec(t.Context(), `CREATE ROLE shop_tidings LOGIN PASSWORD 'shop_tidings'`); err != nil {
+		t.Fatal(err)
+	}
+	in := db.As(t, "shop_tidings").In(t, "tidings")
+	env := append(serversOf(in, b), "PROJECTIONS_DATABASE_URL=postgres://nobody@127.0.0.1:1/none")
+	h := newServe(t, env, "relay", "jobs")
+	testkit.Eventually(t, "both parts to say that they wait for the schema", func() (bool, error) {
+		_, body := get(t, "http://"+h.ops[0]+"/readyz")
+		return strings.Contains(body, `"relay: schema"`) && strings.Contains(body, `"jobs: truth schema"`), nil
+	})
+
+	cfg, dir := b.Config(), t.TempDir()
+	vars := map[string]string{"DATABASE_URL": db.In(t, "tidings").URL, "NATS_URL": b.URL, "NATS_STREAM": cfg.Stream,
+		"NATS_SUBJECT_PREFIX": cfg.Prefix, "NATS_LIVE_PREFIX": cfg.LivePrefix}
+	for name, content := range map[string]string{
+		"logins": "shop_tidings system shop_tidings",
+		"order.yaml": "upstream: order\ntype_prefix: com.example\nsource: /shop\n" +
+			"events: {changed: {versions: {1: {type: object, required: [id, version]}}}}",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, args := range [][]string{
+		{"migrate", "--only", "outbox", "--logins", filepath.Join(dir, "logins")},
+		{"upstream", "add", "order", "--file", filepath.Join(dir, "order.yaml"), "--login", "shop_app"},
+	} {
+		if code, stdout, stderr := run(t, vars, "", args...); code != exitOK {
+			t.Fatalf("%s: exit code %d\n%s%s", args, code, stdout, stderr)
+		}
+	}
+	h.ready(t)
+	if _, err := db.As(t, "shop_app").Pool(t, postgres.RoleOwner).Exec(t.Context(), `INSERT INTO tidings.outbox_messages
+		(tenant_id, aggregate_type, aggregate_id, event_type, payload)
+		VALUES (1, 'order', '7', 'changed', '{"id": 7, "version": 1}')`); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, "the event's publish and the jobs", func() (done bool, err error) {
+		err = owner.QueryRow(t.Context(), `SELECT NOT EXISTS (SELECT FROM tidings.outbox_messages WHERE processed_at IS NULL)
+			AND (SELECT array_agg(job ORDER BY job) @> '{outbox-archive,outbox-ranges}' FROM tidings.job_runs)`).Scan(&done)
+		return done, err
+	})
+	code, _, stderr := run(t, map[string]string{"DATABASE_URL": in.URL, "API_CURSOR_KEY": strings.Repeat("ab", 32)}, "", "serve")
+	if code != exitInput || !strings.Contains(stderr, "run `tidings serve relay jobs`") {
+		t.Errorf("serve without parts: exit code %d\n%s", code, stderr)
+	}
+	h.processes[0].Signal(syscall.SIGTERM)
+	if code := h.processes[0].AwaitEnd(); code != exitOK {
+		t.Errorf("exit code %d after SIGTERM", code)
 	}
 }
 

@@ -32,7 +32,8 @@ Each part reads the same environment as its own binary, and has its own connecti
 database role of that binary, so serve needs no owner's rights. It waits until tidings migrate has
 run. relay needs DATABASE_URL and NATS; followercounts, threadcache and archiver need
 PROJECTIONS_DATABASE_URL and NATS, and compare the projection with the truth if DATABASE_URL is set;
-jobs needs both databases, and api all of them.
+jobs needs both databases, and api all of them. In a database that has the outbox alone
+(docs/your-tables.md), run tidings serve relay jobs: there, jobs needs DATABASE_URL.
 
 Any number of serve processes, and of the single binaries, share the work by leases. If a part
 fails, the process ends, and its supervisor starts it again. On SIGTERM the API finishes its
@@ -49,6 +50,9 @@ label part.`,
 			}
 			parts, err := services.Configure(c.Context(), p.Env, names, nil)
 			if err != nil {
+				return &usageError{err}
+			}
+			if err := services.CheckOutboxAlone(c.Context(), p.Env, names); err != nil {
 				return &usageError{err}
 			}
 			log, flush, err := daemon.NewLogger(p.Stderr, cfg.Log)
