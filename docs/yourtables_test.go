@@ -12,30 +12,35 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/kindfile"
+	"github.com/tidings/tidings/kinds/upstreams"
 	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/outbox"
 )
 
 // TestTheYourTablesPageWorks runs the SQL of your-tables.md. The statements of an administrator let
-// the migrations run, and the events of the page are published with the rights that it grants.
+// the migrations run, and the login that the page declares for its events appends them with SQL and
+// JavaScript. The login for Tidings publishes them.
 func TestTheYourTablesPageWorks(t *testing.T) {
 	content, err := os.ReadFile("your-tables.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	suffix := "_" + strings.ToLower(rand.Text()[:12]) // logins belong to the server, not to the test's database
-	page, logins := string(content), []string{"migrator", "shop_relay", "shop_operator", "shop_app"}
+	page, logins := string(content), []string{"migrator", "shop_tidings", "shop_app"}
 	for i, login := range logins {
 		logins[i] = login + suffix
 		page = strings.ReplaceAll(page, login, logins[i])
 	}
-	inSQL, inJS := blocks(page, "sql"), blocks(page, "js")
-	if len(inSQL) != 3 || len(inJS) != 1 {
-		t.Fatalf("the page has %d blocks of SQL and %d of JavaScript", len(inSQL), len(inJS))
+	inSQL, inJS, inYAML := blocks(page, "sql"), blocks(page, "js"), blocks(page, "yaml")
+	if len(inSQL) != 3 || len(inJS) != 1 || len(inYAML) != 1 {
+		t.Fatalf("the page has %d blocks of SQL, %d of JavaScript and %d of YAML", len(inSQL), len(inJS), len(inYAML))
 	}
 	db := testkit.EmptyPostgres(t)
 	owner := db.Pool(t, postgres.RoleOwner)
@@ -45,7 +50,7 @@ func TestTheYourTablesPageWorks(t *testing.T) {
 			t.Fatalf("%s: %v", sql, err)
 		}
 	}
-	exec(`CREATE ROLE ` + logins[0] + ` LOGIN PASSWORD 'x'; CREATE ROLE ` + logins[3] + ` LOGIN PASSWORD 'x'`)
+	exec(`CREATE ROLE ` + logins[0] + ` LOGIN PASSWORD 'x'; CREATE ROLE ` + logins[2] + ` LOGIN PASSWORD 'x'`)
 	t.Cleanup(func() {
 		for _, login := range logins {
 			if _, err := owner.Exec(context.WithoutCancel(t.Context()), "DROP OWNED BY "+login+" CASCADE; DROP ROLE "+login,
@@ -82,9 +87,33 @@ func TestTheYourTablesPageWorks(t *testing.T) {
 		t.Fatal(err)
 	}
 	exec(inSQL[1])
+	exec(`ALTER ROLE ` + logins[1] + ` PASSWORD 'x'; ALTER ROLE ` + logins[1] + ` SET search_path = tidings`)
+	open := func(role postgres.Role) *pgxpool.Pool {
+		t.Helper()
+		pool, err := postgres.Open(t.Context(), as(logins[1]), postgres.Config{MaxConns: 2, ConnectTimeout: 5e9}, role, "test")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(pool.Close)
+		return pool
+	}
+	declared, err := kindfile.ReadUpstream([]byte(inYAML[0]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	declared.Logins = []string{logins[2]}
+	if _, err := upstreams.Add(t.Context(), open(postgres.RoleSystem),
+		upstreams.Request{Upstream: *declared, Kinds: kinds.Builtin(), Actor: "test"}); err != nil {
+		t.Fatal(err)
+	}
+	made, err := migrations.MakeUpstreamLogin(t.Context(), as(logins[1]), logins[2])
+	if err != nil || len(made.SQL) != 1 || !strings.Contains(page, "`"+strings.NewReplacer(`"`, "", ";", "").Replace(made.SQL[0])+"`") {
+		t.Fatalf("the statement for an administrator: %+v, %v", made, err)
+	}
+	exec(made.SQL[0])
 	exec(`CREATE TABLE orders (id bigint PRIMARY KEY, status text, version bigint); INSERT INTO orders VALUES (7, 'open', 1);
-		GRANT SELECT, UPDATE ON orders TO ` + logins[3])
-	app, err := pgx.Connect(t.Context(), as(logins[3]))
+		GRANT SELECT, UPDATE ON orders TO ` + logins[2])
+	app, err := pgx.Connect(t.Context(), as(logins[2]))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,13 +126,7 @@ func TestTheYourTablesPageWorks(t *testing.T) {
 	if _, err := app.Exec(t.Context(), statement, 1, "order", "7", "paid", `{"id": 7, "status": "paid", "version": 2}`); err != nil {
 		t.Error(err)
 	}
-	exec(`ALTER ROLE ` + logins[1] + ` PASSWORD 'x'; ALTER ROLE ` + logins[1] + ` SET search_path = tidings`)
-	relay, err := postgres.Open(t.Context(), as(logins[1]), postgres.Config{MaxConns: 2, ConnectTimeout: 5e9}, postgres.RoleRelay, "test")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer relay.Close()
-	claimed, err := outbox.Exchange(t.Context(), relay,
+	claimed, err := outbox.Exchange(t.Context(), open(postgres.RoleRelay),
 		outbox.Round{LastSlot: event.Slots - 1, Limit: 10, MaxBytes: 1 << 20, MaxMessage: 1 << 20})
 	if err != nil || len(claimed.Rows) != 2 {
 		t.Fatalf("the relay finds %+v, %v: want two events of the order", claimed, err)

@@ -1,9 +1,10 @@
-// Pays an order against `tidings dev`, and reads the event from the stream.
+// Declares the event, pays an order against `tidings dev`, and reads the event from the stream.
 import assert from 'node:assert/strict';
-import { spawn } from 'node:child_process';
+import { execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { createInterface } from 'node:readline';
 import { after, before, test } from 'node:test';
+import { fileURLToPath } from 'node:url';
 import pg from 'pg';
 import { startDev, tidings as binary } from '../../client/typescript/scripts/dev.mjs';
 import { pay } from './writer.mjs';
@@ -11,9 +12,17 @@ import { pay } from './writer.mjs';
 let dev, client;
 before(async () => {
   dev = await startDev();
-  client = new pg.Client(dev.database_url);
+  const file = fileURLToPath(new URL('order.yaml', import.meta.url));
+  const added = JSON.parse(execFileSync(binary, ['upstream', 'add', 'order', '--file', file, '--login', 'shop_app', '--json', '--data', dev.dir]));
+  const owner = new pg.Client(dev.database_url);
+  await owner.connect();
+  await owner.query(`CREATE TABLE orders (id bigint PRIMARY KEY, status text, version bigint); INSERT INTO orders VALUES (7, 'open', 1);
+    GRANT SELECT, UPDATE ON orders TO shop_app`);
+  await owner.end();
+  const url = new URL(dev.database_url);
+  [url.username, url.password] = ['shop_app', added.logins[0].password];
+  client = new pg.Client(url.href);
   await client.connect();
-  await client.query(`CREATE TABLE orders (id bigint PRIMARY KEY, status text, version bigint); INSERT INTO orders VALUES (7, 'open', 1)`);
 });
 after(async () => {
   await client?.end();

@@ -1,8 +1,12 @@
 package orm
 
 import (
+	"context"
+	"crypto/rand"
 	"database/sql"
 	"errors"
+	"net/url"
+	"strings"
 	"testing"
 
 	_ "github.com/jackc/pgx/v5/stdlib" // the driver pgx
@@ -13,12 +17,16 @@ import (
 
 	pg "github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/kindfile"
+	"github.com/tidings/tidings/kinds/upstreams"
 	"github.com/tidings/tidings/migrations"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// Each library pays an order once. Its event has the new state, and only a commit appends it.
+// Each library pays an order once, with the login of an upstream. Its event has the new state, and
+// only a commit appends it.
 func TestAnOrderIsPaidOnce(t *testing.T) {
 	db := testkit.EmptyPostgres(t)
 	if _, err := migrations.UpIn(t.Context(), db.URL, migrations.Outbox, string(tidings), testkit.Logger(t)); err != nil {
@@ -31,7 +39,7 @@ func TestAnOrderIsPaidOnce(t *testing.T) {
 	if _, err := owner.Exec(t.Context(), `INSERT INTO orders VALUES (1, 'open', 1), (2, 'open', 1)`); err != nil {
 		t.Fatal(err)
 	}
-	std, err := sql.Open("pgx", db.URL)
+	std, err := sql.Open("pgx", declare(t, db))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,4 +67,41 @@ func TestAnOrderIsPaidOnce(t *testing.T) {
 	if events != want {
 		t.Errorf("%s", events)
 	}
+}
+
+// declare declares the events of orders, and returns the URL of a login that may append them and
+// change orders.
+func declare(t *testing.T, db *testkit.DB) string {
+	t.Helper()
+	u, err := kindfile.ReadUpstream([]byte("upstream: order\ntype_prefix: com.example\nsource: /shop\n" +
+		"events: {paid: {versions: {1: {type: object, required: [id, status, version]}}}}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	login, in, owner := "orm_"+strings.ToLower(rand.Text()[:12]), db.In(t, string(tidings)), db.Pool(t, pg.RoleOwner)
+	u.Logins = []string{login}
+	if _, err := upstreams.Add(t.Context(), in.Pool(t, pg.RoleSystem),
+		upstreams.Request{Upstream: *u, Kinds: kinds.Builtin(), Actor: "test"}); err != nil {
+		t.Fatal(err)
+	}
+	made, err := migrations.MakeUpstreamLogin(t.Context(), in.URL, login)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { // logins belong to the server, not to the test's database
+		for _, sql := range []string{"DROP OWNED BY ", "DROP ROLE "} {
+			if _, err := owner.Exec(context.WithoutCancel(t.Context()), sql+login); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	if _, err := owner.Exec(t.Context(), "GRANT SELECT, UPDATE ON orders TO "+login); err != nil {
+		t.Fatal(err)
+	}
+	at, err := url.Parse(db.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at.User = url.UserPassword(login, made.Password)
+	return at.String()
 }
