@@ -71,10 +71,11 @@ func (c *callers) call(client, n int, start time.Time) (accepted bool) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.refused++
+		c.lastErr = fmt.Errorf("%s %s: 503 %s", r.method, r.path, a.problem)
 		return false
 	}
 	if err == nil && a.status != want {
-		err = fmt.Errorf("%s %s: %d", r.method, r.path, a.status)
+		err = fmt.Errorf("%s %s: %d %s", r.method, r.path, a.status, a.problem)
 	}
 	c.note(took, err)
 	if err != nil {

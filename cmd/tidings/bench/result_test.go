@@ -24,7 +24,8 @@ func TestResultsKeepTheirNames(t *testing.T) {
 		{"archive, latency, project, relay, subscribe", result{}}, {"archive --with-writes", besideResult{}},
 		{"archive --with-writes, last line", besideSummary{}}, {"neighbors", neighborsResult{}}, {"overload", overloadResult{}},
 		{"read", readResult{}}, {"relay --ranges", rangesResult{}}, {"relay --ranges, last line", rangesSummary{}},
-		{"sizes", sizesResult{}}, {"trace", traceResult{}}, {"trace, last line", traceRatios{}}, {"write", writeResult{}},
+		{"serve", serveResult{}}, {"sizes", sizesResult{}}, {"trace", traceResult{}}, {"trace, last line", traceRatios{}},
+		{"write", writeResult{}},
 	} {
 		b.WriteString(r.command + "\n")
 		for _, f := range reflect.VisibleFields(reflect.TypeOf(r.result)) {

@@ -36,7 +36,10 @@ func serveCommand() *cobra.Command {
 		Long: `The case serve runs all parts in one process. The case fleet runs five, as the binaries do: the API,
 the relay, and the three consumers, of which the archiver also runs the jobs. Each case has new
 servers. It measures --idle without requests, and then --duration with --rate writes a second
-through the API. Memory is the sum of the processes' resident sets at the end of each phase.`,
+through the API. Memory is the sum of the processes' resident sets at the end of each phase.
+
+The API refuses some of the 32 callers (503 overloaded, in the result: refused) while more than a
+tenth of the writes take longer than API_MAX_WAIT, as on a slow disk.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.idle <= 0 || o.duration <= 0 || o.rate <= 0 {
 				return errors.New("want an --idle, a --duration and a --rate above 0")
@@ -70,6 +73,7 @@ type serveResult struct {
 	IdleCPU   float64 `json:"idle_cpu"` // processors
 	Writes    int     `json:"writes"`
 	Rate      float64 `json:"writes_per_second"`
+	Refused   int     `json:"refused"` // 503 with Retry-After
 	Errors    int     `json:"errors"`
 	LoadMiB   float64 `json:"load_mib"`
 	LoadCPU   float64 `json:"load_cpu"`
@@ -128,7 +132,10 @@ func (o serveOptions) run(ctx context.Context, s *servers, name string, processe
 	}); err != nil {
 		return err
 	}
-	r.Writes, r.Errors, r.Rate = len(load.took), load.refused+load.failed, perSecond(len(load.took), o.duration)
+	r.Writes, r.Refused, r.Errors, r.Rate = len(load.took), load.refused, load.failed, perSecond(len(load.took), o.duration)
+	if load.lastErr != nil {
+		s.say("%d writes were refused and %d failed, the last: %v", r.Refused, r.Errors, load.lastErr)
+	}
 	for _, c := range all {
 		if err := c.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 			return err

@@ -28,6 +28,7 @@ type answered struct {
 	location   []byte
 	writeToken []byte // Tidings-Token
 	retryAfter bool
+	problem    string // the body of a 4xx or a 5xx
 }
 
 func (w *wire) close() {
@@ -87,6 +88,12 @@ func (w *wire) send(method, path string, headers string, body []byte) (a answere
 					return a, errors.New("the answer has no Content-Length")
 				}
 				length = 0
+			}
+			if a.status >= 400 {
+				body := make([]byte, length)
+				_, err = io.ReadFull(w.r, body)
+				a.problem = string(body)
+				return a, err
 			}
 			_, err = io.CopyN(io.Discard, w.r, int64(length))
 			return a, err
