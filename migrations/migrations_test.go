@@ -589,14 +589,19 @@ func TestTheReaderReadsEveryTableOfEveryTenantAndWritesNone(t *testing.T) {
 }
 
 // TestATableThatNobodyMayReadYetIsOutdated revokes the right to read the versions, as in the moment
-// before the first migration grants it. Processes wait.
+// before the first migration grants it. Processes wait, and do not take the database for one of a
+// guest.
 func TestATableThatNobodyMayReadYetIsOutdated(t *testing.T) {
 	db := testkit.Postgres(t)
 	if _, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(),
 		`REVOKE SELECT ON tidings_truth_migrations FROM tidings_reader`); err != nil {
 		t.Fatal(err)
 	}
-	if err := migrations.Check(t.Context(), db.Pool(t, postgres.RoleReader), migrations.Truth); !errors.Is(err, migrations.ErrOutdated) {
+	reader := db.Pool(t, postgres.RoleReader)
+	if err := migrations.Check(t.Context(), reader, migrations.Truth); !errors.Is(err, migrations.ErrOutdated) {
 		t.Errorf("got %v, want ErrOutdated", err)
+	}
+	if alone, err := migrations.IsOutboxAlone(t.Context(), reader); err != nil || alone {
+		t.Errorf("a guest: %t, %v", alone, err)
 	}
 }
