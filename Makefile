@@ -19,8 +19,9 @@ help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 16
 
 .PHONY: run
-run: tidings ## start everything and print where it listens (DATA=DIR to keep the data there)
+run: ## start everything and print where it listens (DATA=DIR to keep the data there)
 	@test -n "$$DATABASE_URL" || $(MAKE) --no-print-directory postgres
+	@$(MAKE) --no-print-directory tidings
 	@exec $(BIN)/tidings dev $(if $(DATA),--data "$(DATA)")
 
 # The nested module reads files outside its own folder. The test cache does not watch those, hence -count=1.

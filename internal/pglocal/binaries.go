@@ -29,8 +29,8 @@ type Binaries struct {
 }
 
 // Find returns the server binaries to use: those of major version want, or of MinVersion or newer
-// if want is 0. If POSTGRES_BIN is set, it searches only there. Otherwise it searches PATH,
-// /usr/lib/postgresql/*/bin (newest first) and the directories of install.sh. It returns
+// if want is 0. If POSTGRES_BIN is set, it searches only there. Otherwise it searches PATH, the
+// directories of packages (newest first) and the directories of install.sh. It returns
 // ErrNoBinaries, or an error that explains why the binaries it found are unsuitable.
 func Find(want int) (Binaries, error) {
 	if dir := os.Getenv("POSTGRES_BIN"); dir != "" {
@@ -70,7 +70,7 @@ func candidates() []Binaries {
 			all = append(all, Binaries{Dir: filepath.Dir(p)})
 		}
 	}
-	for _, dir := range newestFirst("/usr/lib/postgresql/*/bin") {
+	for _, dir := range newestFirst(packaged...) {
 		all = append(all, Binaries{Dir: dir})
 	}
 	for _, root := range installRoots() {
@@ -101,13 +101,22 @@ func installRoots() []string {
 	return roots
 }
 
-func newestFirst(pattern string) []string {
-	dirs, err := filepath.Glob(pattern)
-	if err != nil {
-		panic(err) // only a programming error: the patterns are constants
+// packaged matches the directories of packages. install.sh has the same list, and says whose they
+// are.
+var packaged = []string{"/usr/lib/postgresql/*/bin", "/opt/homebrew/opt/postgresql@*/bin", "/usr/local/opt/postgresql@*/bin",
+	"/usr/pgsql-*/bin", "/usr/libexec/postgresql[0-9]*"}
+
+func newestFirst(patterns ...string) (dirs []string) {
+	for _, pattern := range patterns {
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			panic(err) // only a programming error: the patterns are constants
+		}
+		dirs = append(dirs, found...)
 	}
 	version := func(dir string) int {
-		n, err := strconv.Atoi(filepath.Base(filepath.Dir(dir)))
+		dir = strings.TrimSuffix(dir, "/bin")
+		n, err := strconv.Atoi(dir[1+strings.LastIndexFunc(dir, func(r rune) bool { return r < '0' || r > '9' }):])
 		if err != nil {
 			return -1
 		}

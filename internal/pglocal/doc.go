@@ -19,5 +19,7 @@
 //	                      ^                  │ the parent is killed
 //	                      └──Start stops it──┘ and the server remains
 //
-// The package does not support remote machines, versions below 15, or systems without /proc.
+// The package does not support remote machines or versions below 15. On a system without /proc,
+// such as macOS, Start returns an error if an earlier process left a server running: end that
+// server.
 package pglocal

@@ -13,7 +13,21 @@ fail() {
 }
 
 ways_out="install PostgreSQL $min or newer, or set POSTGRES_BIN to the directory of its server binaries,"
-ways_out="$ways_out or DATABASE_URL (for tests TEST_DATABASE_URL) to a running server"
+ways_out="$ways_out or DATABASE_URL (for tests TEST_DATABASE_URL) to a running server, or run everything in Docker with make up"
+
+# package prints how to install the server binaries where this script cannot fetch them.
+package() {
+	case $(uname -s) in
+	Darwin) echo "brew install postgresql@17" && return ;;
+	esac
+	for tool in "dnf install postgresql-server" "apk add postgresql17" "pacman -S postgresql" "zypper install postgresql-server"; do
+		if command -v "${tool%% *}" >/dev/null; then
+			echo "sudo $tool"
+			return
+		fi
+	done
+	echo "see https://www.postgresql.org/download/ ($min or newer), then set POSTGRES_BIN to the directory of postgres and initdb"
+}
 
 # works DIR [LIBRARY_PATH] succeeds if DIR holds a PostgreSQL server of version $min or newer that starts.
 works() {
@@ -41,7 +55,9 @@ fi
 if found=$(command -v postgres) && works "$(dirname "$(readlink -f "$found")")"; then
 	exit 0
 fi
-for dir in /usr/lib/postgresql/*/bin; do
+# Debian; Homebrew on Apple silicon and on Intel; PostgreSQL's own packages for Fedora and others; Alpine
+for dir in /usr/lib/postgresql/*/bin /opt/homebrew/opt/postgresql@*/bin /usr/local/opt/postgresql@*/bin /usr/pgsql-*/bin \
+	/usr/libexec/postgresql[0-9]*; do
 	if works "$dir"; then
 		exit 0
 	fi
@@ -58,8 +74,13 @@ for root in "$cache/root" "$system/root"; do
 	fi
 done
 
-command -v apt-get >/dev/null && command -v dpkg >/dev/null ||
-	fail "this machine has no PostgreSQL server binaries of version $min or newer, and no apt-get to fetch them: $ways_out"
+if [ "$(uname -s)" != Linux ] || ! command -v apt-get >/dev/null || ! command -v dpkg >/dev/null; then
+	fail "this machine lacks PostgreSQL's server binaries (postgres and initdb, version $min or newer). \`make postgres\` can fetch them
+  only with apt, on Debian and its relatives. Do one of these:
+  install them           $(package)
+  or run all in Docker   make up
+  or use your server     DATABASE_URL=postgres://USER:PASSWORD@HOST/DATABASE make run"
+fi
 
 echo "postgres: fetching PostgreSQL's server binaries into $cache with apt, without an installation"
 mkdir -p "$cache" 2>/dev/null || fail "cannot create $cache for PostgreSQL's binaries: $ways_out"

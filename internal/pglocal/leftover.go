@@ -71,6 +71,14 @@ func awaitGone(data string, within time.Duration) bool {
 	}
 }
 
+// hasProc reports whether this system shows its processes as files, as Linux does and macOS does
+// not. Without them a leftover server is not found. Then its lock file must remain, so that the new
+// server finds it and refuses to start.
+func hasProc() bool {
+	_, err := os.Stat("/proc/self/cwd")
+	return err == nil
+}
+
 // servers returns the postgres processes that work in data: the postmaster and its children, or
 // children without a postmaster. It compares working directories, because the number in
 // postmaster.pid may belong to another process by now.

@@ -94,8 +94,10 @@ func Start(ctx context.Context, cfg Config) (_ *Server, err error) {
 	}
 	// No process works on the data now, so a remaining lock file is stale. Its number may belong to
 	// another process of the same user by now, and then the server would refuse to start.
-	if err := os.Remove(filepath.Join(s.data(), "postmaster.pid")); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
+	if hasProc() {
+		if err := os.Remove(filepath.Join(s.data(), "postmaster.pid")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
 	}
 
 	const attempts = 3 // another process may take the free port before the server binds it
