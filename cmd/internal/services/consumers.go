@@ -69,7 +69,7 @@ func Archiver() {
 
 // consumer returns the consumer of a projection as a part of a process. It needs
 // PROJECTIONS_DATABASE_URL and NATS; with DATABASE_URL it compares the projection with the truth.
-func consumer[P projections.Projection](make func(now func() *kinds.Set) P) configure {
+func consumer(make func(now func() *kinds.Set) projections.Projection) configure {
 	return func(ctx context.Context, env envconfig.Lookuper) (daemon.Run, error) {
 		var cfg struct{ Projector projector.Config }
 		err := daemon.Configure(ctx, env, &cfg)

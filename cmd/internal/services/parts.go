@@ -11,13 +11,13 @@ import (
 
 	"github.com/sethvargo/go-envconfig"
 
+	"github.com/tidings/tidings/cmd/internal/fleet"
 	"github.com/tidings/tidings/cmd/internal/relayservice"
 	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/migrations"
-	"github.com/tidings/tidings/projections/followercounts"
-	"github.com/tidings/tidings/projections/history"
-	"github.com/tidings/tidings/projections/threadcache"
+	"github.com/tidings/tidings/projections"
 )
 
 // configure reads a part's environment and returns the part.
@@ -35,10 +35,17 @@ type named struct {
 func parts(api net.Listener) [][]named {
 	return [][]named{
 		{{apiName, apiPart(api)}},
-		{{followercounts.Name, consumer(followercounts.New)}, {threadcache.Name, consumer(threadcache.New)},
-			{history.Name, consumer(history.New)}, {jobsName, jobsPart}},
+		append(projectionParts(), named{jobsName, jobsPart}),
 		{{relayName, relayservice.Part}},
 	}
+}
+
+// projectionParts returns the consumer of each projection of the fleet.
+func projectionParts() (all []named) {
+	for i, name := range fleet.Names() {
+		all = append(all, named{name, consumer(func(now func() *kinds.Set) projections.Projection { return fleet.Projections(now)[i] })})
+	}
+	return all
 }
 
 // Parts returns the names of the parts that one process can run together.

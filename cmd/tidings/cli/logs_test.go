@@ -176,10 +176,10 @@ func (b *beating) read(took time.Duration) {
 			}
 		}
 		var l struct {
-			Level, Msg, Component, Consumer, Kind, Runbook string
-			RequestID                                      string `json:"request_id"`
-			Tenant                                         int64
-			Status                                         int
+			Level, Msg, Part, Component, Consumer, Kind, Runbook string
+			RequestID                                            string `json:"request_id"`
+			Tenant                                               int64
+			Status                                               int
 		}
 		if err := json.Unmarshal([]byte(line), &l); err != nil || l.Level == "" || l.Msg == "" || l.Component == "" {
 			t.Errorf("not structured, or without a component (%v): %s", err, line)
@@ -191,7 +191,7 @@ func (b *beating) read(took time.Duration) {
 			t.Errorf("a request without its id or its tenant: %s", line)
 		}
 		if l.Level == "WARN" || l.Level == "ERROR" {
-			said[fmt.Sprint(l.Level, l.Msg, l.Component, l.Consumer, l.Kind)]++
+			said[fmt.Sprint(l.Level, l.Msg, l.Part, l.Component, l.Consumer, l.Kind)]++
 		}
 	}
 	most := 2 + int(took/(10*time.Second)) // the first one, and the one that is due at the end
