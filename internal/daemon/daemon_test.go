@@ -209,6 +209,12 @@ func TestOpsAnswers(t *testing.T) {
 	if d := cmp.Diff(want, got); code != http.StatusServiceUnavailable || d != "" {
 		t.Errorf("/readyz: %d %s", code, d)
 	}
+	ops.Host("api", slog.Default()).Ready(map[string]func(context.Context) error{"port": func(context.Context) error { return nil }})
+	for part, want := range map[string]int{"api": 200, "jobs": 503, "nobody": 404, "ap": 404} {
+		if code, body := get(t, base+"/readyz?part="+part); code != want {
+			t.Errorf("/readyz of the part %s: %d %s, want %d", part, code, body, want)
+		}
+	}
 }
 
 func TestServeLetsRequestsInFlightFinish(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"sort"
+	"strings"
 	"sync"
 	"time"
 
@@ -100,15 +101,28 @@ type failing struct {
 	Error string `json:"error"`
 }
 
-// readyz runs all checks at the same time, so several that time out take no longer than one.
+// readyz runs all checks, or with ?part=NAME those of the part. It runs them at the same time, so
+// several that time out take no longer than one.
 func (o *Ops) readyz(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), checkTimeout)
 	defer cancel()
+	part := ""
+	if name := r.URL.Query().Get("part"); name != "" {
+		part = name + ": "
+	}
 	o.mu.Lock()
+	if _, runs := o.starting[part]; part != "" && !runs {
+		o.mu.Unlock()
+		http.Error(w, "no such part", http.StatusNotFound)
+		return
+	}
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	var bad []failing
 	for name, check := range o.checks {
+		if !strings.HasPrefix(name, part) {
+			continue
+		}
 		wg.Go(func() {
 			if err := check(ctx); err != nil {
 				mu.Lock()
@@ -118,7 +132,7 @@ func (o *Ops) readyz(w http.ResponseWriter, r *http.Request) {
 		})
 	}
 	for prefix, parts := range o.starting {
-		if parts > 0 {
+		if parts > 0 && strings.HasPrefix(prefix, part) {
 			mu.Lock()
 			bad = append(bad, failing{Check: prefix + "start", Error: "starting"})
 			mu.Unlock()

@@ -41,7 +41,8 @@ requests first, then the consumers and the jobs stop, and then the relay. A seco
 process at once.
 
 OPS_ADDR has /readyz, which names the part that is not ready, and the metrics of all parts, with the
-label part.`,
+label part. /readyz?part=api is about the API alone, which needs no NATS: use it for a load
+balancer.`,
 		ValidArgs: services.Parts(),
 		RunE: func(c *cobra.Command, names []string) error {
 			var cfg serveConfig

@@ -211,3 +211,35 @@ func TestServeOfSomePartsNeedsOnlyTheirs(t *testing.T) {
 		t.Errorf("exit code %d after SIGTERM", code)
 	}
 }
+
+// TestServeAnswersRequestsWithoutNATS starts serve while NATS is away. The process is not ready,
+// and says so for the relay, but its API is, and accepts writes.
+func TestServeAnswersRequestsWithoutNATS(t *testing.T) {
+	t.Parallel()
+	db, nats := testkit.Postgres(t), testkit.NATS(t)
+	token, err := tokens.Create(t.Context(), db.Pool(t, postgres.RoleSystem), 1, "tester", tokens.Roles(), time.Time{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	gated, open := testkit.Gate(t, nats.URL)
+	h := newServe(t, append(serversOf(db, nats), "NATS_URL="+gated))
+	ready := func(query string, want int, because string) {
+		t.Helper()
+		testkit.Eventually(t, fmt.Sprintf("/readyz%s to answer %d", query, want), func() (bool, error) {
+			status, body := get(t, "http://"+h.ops[0]+"/readyz"+query)
+			if status != want || !strings.Contains(body, because) {
+				return false, errors.New(body)
+			}
+			return true, nil
+		})
+	}
+	ready("?part=api", http.StatusOK, "")
+	ready("", http.StatusServiceUnavailable, `"relay: relay"`)
+	ready("?part=relay", http.StatusServiceUnavailable, `"relay: relay"`)
+	if status, err := h.ask(t, "PUT", "/v1/follows/1/2", token, nil); err != nil || status != http.StatusCreated {
+		t.Errorf("follow: %d, %v", status, err)
+	}
+	open()
+	ready("", http.StatusOK, "")
+	ready("?part=relay", http.StatusOK, "")
+}

@@ -838,6 +838,10 @@ func TestServeIsTheDefault(t *testing.T) {
 				variable(d, "API_ADDR") != ":8080" {
 				t.Errorf("the container: %+v", c)
 			}
+			// The pods' API needs neither NATS nor the other parts.
+			if path := c.ReadinessProbe.HTTPGet.Path; path != "/readyz?part=api" {
+				t.Errorf("the readiness probe asks for %s", path)
+			}
 			for _, e := range c.Env {
 				if e.Name == "DATABASE_URL" && e.ValueFrom.SecretKeyRef.Key != "serve" {
 					t.Errorf("the login is %s", e.ValueFrom.SecretKeyRef.Key)
