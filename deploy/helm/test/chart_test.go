@@ -797,7 +797,8 @@ func TestValuesThatCannotWorkAreRefused(t *testing.T) {
 	}
 }
 
-// TestTheExamplesRender checks that the chart accepts the example values.
+// TestTheExamplesRender checks that the chart accepts the example values, in the mode that they
+// choose.
 func TestTheExamplesRender(t *testing.T) {
 	paths, err := filepath.Glob("../examples/tidings-*.yaml")
 	if err != nil || len(paths) == 0 {
@@ -808,8 +809,19 @@ func TestTheExamplesRender(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if o := render(t, values(t, string(file))); len(o.deployments) != len(binaries) {
+		set := values(t, string(file))
+		want := len(binaries)
+		if set["mode"] == nil {
+			set["mode"], want = "serve", 1
+		}
+		o := render(t, set)
+		if len(o.deployments) != want {
 			t.Errorf("%s: %d deployments", path, len(o.deployments))
+		}
+		for name := range set {
+			if name != "api" && slices.Contains(append(binaries, "serve"), name) && o.deployments[name] == nil {
+				t.Errorf("%s sets values of %s, which does not run", path, name)
+			}
 		}
 	}
 }
