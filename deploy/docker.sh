@@ -52,7 +52,7 @@ esac
 compose() { $docker compose --env-file "$env" $files "$@"; }
 
 if [ "$1" = down ]; then
-	compose --profile metrics down
+	compose --profile metrics --profile serve down --remove-orphans # the services of both modes
 	exit
 fi
 umask 077
@@ -64,7 +64,9 @@ for name in RELAY API CONSUMER SERVE OPERATOR CLUSTER; do add "NATS_PASSWORD_$na
 
 metrics=${METRICS-true}
 image
-compose ${metrics:+--profile metrics} up --detach
+# The services of the other mode use the same ports. serve is in both files, so it is no orphan.
+if [ "${MODE:-serve}" = fleet ]; then compose --profile serve rm --stop --force serve; fi
+compose ${metrics:+--profile metrics} up --detach --remove-orphans
 compose run --rm -T tidings doctor --wait 1m || test $? -eq 1 # 1: the doctor found only warnings
 cat <<END
 

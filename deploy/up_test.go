@@ -10,24 +10,41 @@ import (
 	"testing"
 )
 
+// TestDownStopsTheServicesOfBothModes checks that `make down` needs no MODE.
+func TestDownStopsTheServicesOfBothModes(t *testing.T) {
+	for _, mode := range []string{"", "fleet"} {
+		out, err := makeTarget(t, "down", "2.40.3", 0, filepath.Join(t.TempDir(), "env"), "MODE="+mode)
+		if err != nil || !strings.HasSuffix(out, " --profile metrics --profile serve down --remove-orphans\n") {
+			t.Errorf("mode %q: %v: %s", mode, err, out)
+		}
+	}
+}
+
 // makeUp runs `make up` with a fake docker command. The fake prints its arguments, reports the
 // Compose version, and ends `tidings doctor` with the exit code. makeUp returns the output and the
 // file of secrets.
 func makeUp(t *testing.T, version string, code int, args ...string) (out, secrets string, err error) {
 	t.Helper()
-	docker, env := filepath.Join(t.TempDir(), "docker"), filepath.Join(t.TempDir(), "env")
+	env := filepath.Join(t.TempDir(), "env")
+	out, err = makeTarget(t, "up", version, code, env, args...)
+	b, readErr := os.ReadFile(env)
+	if readErr != nil && !os.IsNotExist(readErr) {
+		t.Fatal(readErr)
+	}
+	return out, string(b), err
+}
+
+func makeTarget(t *testing.T, target, version string, code int, env string, args ...string) (out string, err error) {
+	t.Helper()
+	docker := filepath.Join(t.TempDir(), "docker")
 	script := fmt.Sprintf("#!/bin/sh\ncase \"$*\" in 'compose version --short') echo %s; exit;; esac\necho \"$*\"\ncase \"$*\" in "+
 		"*doctor*) exit %d;; esac\n", version, code)
 	if err := os.WriteFile(docker, []byte(script), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	output, err := exec.Command("make", append([]string{"--no-print-directory", "-C", "..", "up", "DOCKER=" + docker, "ENV_FILE=" + env},
+	output, err := exec.Command("make", append([]string{"--no-print-directory", "-C", "..", target, "DOCKER=" + docker, "ENV_FILE=" + env},
 		args...)...).CombinedOutput()
-	b, readErr := os.ReadFile(env)
-	if readErr != nil && !os.IsNotExist(readErr) {
-		t.Fatal(readErr)
-	}
-	return string(output), string(b), err
+	return string(output), err
 }
 
 // TestUpEndsWithTheDoctor checks that `make up` builds the image, starts the fleet and runs
@@ -38,7 +55,7 @@ func TestUpEndsWithTheDoctor(t *testing.T) {
 		out, secrets, err := makeUp(t, "v2.23.1", code)
 		lines := strings.Split(out, "\n")
 		if (err != nil) != fails || len(lines) < 3 || !strings.HasPrefix(lines[0], "buildx build ") ||
-			!strings.HasSuffix(lines[1], " -f compose.yaml --profile metrics up --detach") ||
+			!strings.HasSuffix(lines[1], " -f compose.yaml --profile metrics up --detach --remove-orphans") ||
 			!strings.Contains(lines[2], "tidings doctor") {
 			t.Errorf("with doctor's exit code %d: %v\n%s", code, err, out)
 		}
@@ -73,7 +90,8 @@ func TestUpSaysWhatItNeeds(t *testing.T) {
 		}
 	}
 	out, _, err := makeUp(t, "2.40.3", 0, "MODE=fleet")
-	if err != nil || !strings.Contains(out, " -f compose.yaml -f compose.fleet.yaml --profile metrics up --detach") {
+	if err != nil || !regexp.MustCompile(`(?m) -f compose.fleet.yaml --profile serve rm --stop --force serve\n.* -f compose.yaml `+
+		`-f compose.fleet.yaml --profile metrics up --detach --remove-orphans$`).MatchString(out) {
 		t.Errorf("%v: %s", err, out)
 	}
 	out, _, err = makeUp(t, "2.40.3", 0, "BROKERS=3", "METRICS=")
