@@ -187,7 +187,8 @@ func ensureDurable(ctx context.Context, js jetstream.JetStream, stream string, c
 	}
 	have, err := js.Consumer(ctx, stream, c.Durable)
 	if unmanaged && errors.Is(err, jetstream.ErrConsumerNotFound) {
-		err = missing("it")
+		return false, fmt.Errorf("consumer %s of stream %s does not exist; `tidings nats durable` creates it with NATS_MANAGE=true: %w",
+			c.Durable, stream, ErrMissing)
 	}
 	if errors.Is(err, jetstream.ErrConsumerNotFound) {
 		if _, err = js.CreateConsumer(ctx, stream, c); err == nil {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -128,6 +129,20 @@ func TestThePlanIsWhatTheProgramsCreate(t *testing.T) {
 		if err := js.DeleteStream(t.Context(), "OTHER"); err != nil {
 			t.Fatal(err)
 		}
+	}
+	// The plan has no consumers of subscribers.
+	subscriber := broker.Principal{Role: broker.Subscriber, Name: "billing", Durable: true}
+	if _, err := broker.Subscribe(t.Context(), js, cfg, subscriber, broker.Subscription{AckWait: time.Minute}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := js.CreateStream(t.Context(), broker.NewPlan(cfg, []broker.Partition{{Number: 1, LastSlot: 31, After: []int{0}}},
+		nil, nil).Streams[0].StreamConfig); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := broker.Declare(t.Context(), js, others, broker.Partition{Number: 1, LastSlot: 31, After: []int{0}},
+		testkit.Logger(t)); !errors.Is(err, broker.ErrMissing) || !strings.Contains(err.Error(), "consumer billing of stream "+cfg.StreamName(1)) ||
+		strings.Contains(err.Error(), "stream plan") || strings.Contains(err.Error(), "create consumer") {
+		t.Errorf("without a subscriber's consumer: %v", err)
 	}
 	if _, err := broker.Configure(t.Context(), js, others, broker.Limits{}); !errors.Is(err, broker.ErrUnmanaged) {
 		t.Errorf("configure: %v", err)
