@@ -227,6 +227,14 @@ func firing(t *testing.T, series []string, long time.Duration) map[string]time.D
 		for _, a := range alerting {
 			if _, known := first[a.Name()]; !known && a.State() == rules.StateFiring {
 				first[a.Name()] = at
+				of := make(map[string]bool) // what fires, but for the parts of one process
+				for _, active := range a.ActiveAlerts() {
+					id := labels.NewBuilder(active.Labels).Del("job", "part").Labels().String()
+					if of[id] {
+						t.Errorf("fires more than once: %s", id)
+					}
+					of[id] = true
+				}
 			}
 		}
 	}
@@ -247,6 +255,20 @@ func with(others ...string) []string {
 		}
 	}
 	return all
+}
+
+// TestAnAlertOfAProcessComesOnce has the series of serve, each part of which exports its credentials.
+func TestAnAlertOfAProcessComesOnce(t *testing.T) {
+	var series []string
+	for _, part := range []string{"api", "relay", "archiver"} {
+		for metric, value := range map[string]string{"tidings_nats_credentials_expires_timestamp_seconds": "86400x600",
+			"tidings_nats_credentials_issued_timestamp_seconds": "-6557000x600"} {
+			series = append(series, fmt.Sprintf(`%s{instance="a",job="%s",part="%[2]s"} %[3]s`, metric, part, value))
+		}
+	}
+	if got := firing(t, with(series...), time.Hour); len(got) == 0 {
+		t.Error("nothing fires")
+	}
 }
 
 func TestNothingFiresWhileTheFleetIsHealthy(t *testing.T) {
