@@ -11,7 +11,10 @@ import (
 )
 
 // declaredEvery is the least time between two reads of the upstreams, as for kinds.
-const declaredEvery = 3 * time.Second
+const (
+	declaredEvery   = 3 * time.Second
+	declaredTimeout = time.Second // of a read
+)
 
 // declared has the upstreams for the documents. It is safe for concurrent use.
 type declared struct {
@@ -32,12 +35,14 @@ func (d *declared) now(ctx context.Context) ([]upstreams.Upstream, uint64) {
 	if d.list == nil || time.Since(d.read) < declaredEvery {
 		return d.all, d.tag
 	}
+	ctx, cancel := context.WithTimeout(ctx, declaredTimeout)
+	defer cancel()
 	all, err := d.list(ctx)
+	d.read = time.Now() // a failed read too: callers wait for this lock
 	if err != nil {
 		d.log.WarnContext(ctx, "cannot read the upstreams: the documents have those read last", "err", err)
 		return d.all, d.tag
 	}
-	d.read = time.Now()
 	if !reflect.DeepEqual(all, d.all) {
 		d.all, d.tag = all, d.tag+1
 	}

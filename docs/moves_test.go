@@ -22,7 +22,6 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/internal/testkit/system"
-	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/kinds/kindfile"
 	"github.com/tidings/tidings/kinds/upstreams"
 	"github.com/tidings/tidings/migrations"
@@ -95,7 +94,7 @@ func declare(t *testing.T, db *testkit.DB, file, login string) {
 	}
 	u.Logins = []string{login}
 	if _, err := upstreams.Add(t.Context(), db.Pool(t, postgres.RoleSystem),
-		upstreams.Request{Upstream: *u, Kinds: kinds.Builtin(), Actor: "test"}); err != nil {
+		upstreams.Request{Upstream: *u, Actor: "test"}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := migrations.MakeUpstreamLogin(t.Context(), db.URL, login); err != nil {

@@ -19,7 +19,6 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
-	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/kinds/kindfile"
 	"github.com/tidings/tidings/kinds/upstreams"
 	"github.com/tidings/tidings/migrations"
@@ -63,7 +62,7 @@ func TestTheUpstreamPageWorks(t *testing.T) {
 	}
 	declared.Logins = []string{login}
 	if _, err := upstreams.Add(t.Context(), db.Pool(t, postgres.RoleSystem),
-		upstreams.Request{Upstream: *declared, Kinds: kinds.Builtin(), Actor: "test"}); err != nil {
+		upstreams.Request{Upstream: *declared, Actor: "test"}); err != nil {
 		t.Fatal(err)
 	}
 	made, err := migrations.MakeUpstreamLogin(t.Context(), db.URL, login)

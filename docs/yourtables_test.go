@@ -17,7 +17,6 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
-	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/kinds/kindfile"
 	"github.com/tidings/tidings/kinds/upstreams"
 	"github.com/tidings/tidings/migrations"
@@ -103,7 +102,7 @@ func TestTheYourTablesPageWorks(t *testing.T) {
 	}
 	declared.Logins = []string{logins[2]}
 	if _, err := upstreams.Add(t.Context(), open(postgres.RoleSystem),
-		upstreams.Request{Upstream: *declared, Kinds: kinds.Builtin(), Actor: "test"}); err != nil {
+		upstreams.Request{Upstream: *declared, Actor: "test"}); err != nil {
 		t.Fatal(err)
 	}
 	made, err := migrations.MakeUpstreamLogin(t.Context(), as(logins[1]), logins[2])

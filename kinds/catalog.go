@@ -165,6 +165,17 @@ func (w Database) load(ctx context.Context, tx pgx.Tx, at *inForce) (inForce, er
 	return inForce{v.Metadata.VersionID, set}, nil
 }
 
+// InForce reads the kinds in force in the truth of tx, which acts as tidings_system. A database
+// with the outbox alone has the built-in ones, so that no upstream takes the name of one.
+func InForce(ctx context.Context, tx pgx.Tx) (*Set, error) {
+	var some bool
+	if err := tx.QueryRow(ctx, `SELECT to_regclass('kinds') IS NOT NULL`).Scan(&some); err != nil || !some {
+		return Builtin(), err
+	}
+	now, err := Truth.load(ctx, tx, nil)
+	return now.set, err
+}
+
 // Run reads the kinds every few seconds until ctx ends.
 func (c *Catalog) Run(ctx context.Context) error {
 	failed := false

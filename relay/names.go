@@ -3,7 +3,9 @@ package relay
 import (
 	"context"
 	"maps"
+	"slices"
 	"sync"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -16,46 +18,52 @@ import (
 type names struct {
 	pool *pgxpool.Pool
 
-	mu       sync.Mutex
-	declared map[string]event.Naming // by aggregate type
-	others   map[string]bool         // aggregate types without a declaration when they were last looked up
+	mu   sync.Mutex
+	seen map[string]naming // by aggregate type
 }
 
-// refresh reads the declarations.
-func (n *names) refresh(ctx context.Context) error {
-	all, err := upstreams.Namings(ctx, n.pool)
+// naming is that of an aggregate type. An upstream never changes its own.
+type naming struct {
+	event.Naming
+	until time.Time // when to look an aggregate type up again that is no upstream; zero: never
+}
+
+// undeclaredFor is how long an aggregate type counts as no upstream. Before the declaration of one
+// only an operator can have written rows of it, so an older answer harms few events.
+const undeclaredFor = time.Second
+
+// of returns the naming of each row's events, by aggregate type. It reads those of types that the
+// relay has not met.
+func (n *names) of(ctx context.Context, rows []outbox.Row) (map[string]event.Naming, error) {
+	all, unknown, now := make(map[string]event.Naming), make(map[string]bool), time.Now()
+	n.mu.Lock()
+	for i := range rows {
+		t := rows[i].AggregateType
+		if known, ok := n.seen[t]; ok && (known.until.IsZero() || now.Before(known.until)) {
+			all[t] = known.Naming
+		} else {
+			unknown[t] = true
+		}
+	}
+	n.mu.Unlock()
+	if len(unknown) == 0 {
+		return all, nil
+	}
+	read, err := upstreams.Namings(ctx, n.pool, slices.Collect(maps.Keys(unknown)))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.declared == nil || !maps.Equal(all, n.declared) {
-		n.declared, n.others = all, make(map[string]bool)
+	if n.seen == nil {
+		n.seen = make(map[string]naming)
 	}
-	return nil
-}
-
-// of returns the naming of each row's events, by aggregate type. An upstream is declared before its
-// first event, so one read suffices for an aggregate type that the relay has not met.
-func (n *names) of(ctx context.Context, rows []outbox.Row) (map[string]event.Naming, error) {
-	for read := false; ; read = true {
-		n.mu.Lock()
-		declared, unknown := n.declared, false
-		for i := range rows {
-			t := rows[i].AggregateType
-			if _, is := declared[t]; is || n.others[t] {
-				continue
-			}
-			if unknown = true; read {
-				n.others[t] = true
-			}
+	for t := range unknown {
+		found := naming{Naming: read[t]}
+		if _, declared := read[t]; !declared {
+			found.until = now.Add(undeclaredFor)
 		}
-		n.mu.Unlock()
-		if !unknown || read {
-			return declared, nil
-		}
-		if err := n.refresh(ctx); err != nil {
-			return nil, err
-		}
+		n.seen[t], all[t] = found, found.Naming
 	}
+	return all, nil
 }

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -9,7 +10,6 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
-	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/kinds/kindfile"
 	"github.com/tidings/tidings/kinds/upstreams"
 )
@@ -33,7 +33,7 @@ func TestARunningRelayNamesEventsAsTheirUpstreamDoes(t *testing.T) {
 		}
 	}
 	seq := uint64(0)
-	next := func(wantType, wantSource string) {
+	next := func() (published string) {
 		t.Helper()
 		seq++
 		testkit.Eventually(t, fmt.Sprintf("message %d", seq), func() (bool, error) {
@@ -45,26 +45,34 @@ func TestARunningRelayNamesEventsAsTheirUpstreamDoes(t *testing.T) {
 			if err != nil {
 				return false, nil // not published yet
 			}
-			if got, source := m.Header.Get(event.HeaderType), m.Header.Get(event.HeaderSource); got != wantType || source != wantSource {
-				return false, fmt.Errorf("%s of %s: want %s of %s", got, source, wantType, wantSource)
-			}
+			published = m.Header.Get(event.HeaderType) + " of " + m.Header.Get(event.HeaderSource)
 			return true, nil
 		})
+		return published
 	}
-	append1("post", "created")
-	next("tidings.post.created.v1", event.Source)
+	for _, undeclared := range []string{"post", "order"} {
+		append1(undeclared, "placed")
+		if got := next(); got != "tidings."+undeclared+".placed.v1 of "+event.Source {
+			t.Error(got)
+		}
+	}
 	for i, name := range []string{"order", "invoice"} {
 		u, err := kindfile.ReadUpstream(fmt.Appendf(nil, "upstream: %s\ntype_prefix: com.example\nsource: /shop\n"+
 			"events: {placed: {versions: {1: {type: object}}}}", name))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := upstreams.Add(t.Context(), system, upstreams.Request{Upstream: *u, Kinds: kinds.Builtin(),
-			Actor: "test"}); err != nil {
+		if _, err := upstreams.Add(t.Context(), system, upstreams.Request{Upstream: *u, Actor: "test"}); err != nil {
 			t.Fatal(err)
 		}
 		if i == 1 { // another relay publishes what waits
 			stop()
+		}
+		if i == 0 {
+			testkit.Eventually(t, "the relay looks a type up again that was none of an upstream", func() (bool, error) {
+				append1(name, "placed")
+				return strings.HasPrefix(next(), "com.example."), nil
+			})
 		}
 		append1(name, "placed")
 		if i == 1 {
@@ -73,6 +81,9 @@ func TestARunningRelayNamesEventsAsTheirUpstreamDoes(t *testing.T) {
 			}
 			start(t, newRelay(t, system, b))
 		}
-		next("com.example."+name+".placed.v1", "/shop")
+		want := "com.example." + name + ".placed.v1 of /shop"
+		if got := next(); got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
 	}
 }

@@ -135,9 +135,6 @@ func (s *session) assign(ctx, drain context.Context) error {
 		s.writers.Keep(s.group.Held()) // stop the writers of lost partitions even if the database is unavailable
 		return err
 	}
-	if err := s.names.refresh(dbCtx); err != nil {
-		return err
-	}
 	active := make(map[int]outbox.Partition)
 	for _, p := range outbox.Active(all) {
 		active[p.Number] = p

@@ -17,7 +17,6 @@ import (
 
 	pg "github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
-	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/kinds/kindfile"
 	"github.com/tidings/tidings/kinds/upstreams"
 	"github.com/tidings/tidings/migrations"
@@ -81,7 +80,7 @@ func declare(t *testing.T, db *testkit.DB) string {
 	login, in, owner := "orm_"+strings.ToLower(rand.Text()[:12]), db.In(t, string(tidings)), db.Pool(t, pg.RoleOwner)
 	u.Logins = []string{login}
 	if _, err := upstreams.Add(t.Context(), in.Pool(t, pg.RoleSystem),
-		upstreams.Request{Upstream: *u, Kinds: kinds.Builtin(), Actor: "test"}); err != nil {
+		upstreams.Request{Upstream: *u, Actor: "test"}); err != nil {
 		t.Fatal(err)
 	}
 	made, err := migrations.MakeUpstreamLogin(t.Context(), in.URL, login)

@@ -16,7 +16,38 @@ var annotations = []string{"$comment", "$id", "$schema", "default", "deprecated"
 
 // pattern matches the regular expressions that mean the same to PostgreSQL as to ECMA 262: literal
 // characters, sets, groups, alternatives and repetitions.
-var pattern = regexp.MustCompile(`^([^\\(]|\((\?:)?|\\[.\-/+*?()[\]{}|^$])*$`)
+var pattern = regexp.MustCompile(`^(` + escape + `|` + set + `|[^\\[(]|\((\?:)?)*$`)
+
+// Parts of a regular expression. A set has no [, which begins a class in PostgreSQL, and is not
+// empty, which only ECMA 262 knows.
+const (
+	escape = `\\[.\-/+*?()[\]{}|^$]`
+	set    = `\[\^?(?:` + escape + `|[^\\\][])+\]`
+)
+
+var (
+	unit  = regexp.MustCompile(`(?s)` + escape + `|` + set + `|\{\d+(?:,\d*)?\}|.`)
+	large = regexp.MustCompile(`\d{4}|2[6-9]\d|25[6-9]|[3-9]\d\d`) // numbers above 255, the most in PostgreSQL
+)
+
+// portable reports whether PostgreSQL reads the regular expression as JSON Schema does.
+func portable(text string) bool {
+	_, err := regexp.Compile(text)
+	_, posix := regexp.CompilePOSIX(strings.ReplaceAll(text, "(?:", "(")) // which knows no other (?
+	return err == nil && posix == nil && pattern.MatchString(text) && !strings.Contains(text, "\n") &&
+		!slices.ContainsFunc(unit.FindAllString(text, -1), func(u string) bool { return u[0] == '{' && large.MatchString(u) })
+}
+
+// toPostgres returns a portable regular expression for PostgreSQL, where a dot matches the ends of
+// lines too.
+func toPostgres(text string) string {
+	return unit.ReplaceAllStringFunc(text, func(u string) string {
+		if u == "." {
+			return `[^\n\r\u2028\u2029]`
+		}
+		return u
+	})
+}
 
 const maxSchemaDepth = 20
 
@@ -68,6 +99,8 @@ func Compile(s any) map[string]any {
 				members[name] = Compile(m)
 			}
 			c[k], c["=names"] = members, textArray(slices.Sorted(maps.Keys(members)))
+		case "pattern":
+			c[k] = toPostgres(v.(string))
 		case "additionalProperties", "items", "not":
 			c[k] = Compile(v)
 		case "allOf", "anyOf", "oneOf":
@@ -182,9 +215,7 @@ func bad(keyword string, v any) string {
 			return "want a number above 0"
 		}
 	case "pattern":
-		text, ok := v.(string)
-		if _, err := regexp.Compile(text); !ok || err != nil || !pattern.MatchString(text) || strings.Contains(text, "\n") ||
-			strings.Contains(text, "[[:") {
+		if text, ok := v.(string); !ok || !portable(text) {
 			return fmt.Sprintf("%.80q is not a regular expression that PostgreSQL reads as JSON Schema does: "+
 				"write sets in brackets instead of classes like \\d", text)
 		}

@@ -32,7 +32,6 @@ var table = versioned.New[Upstream](versioned.Definition{Table: "upstreams", Seq
 type Request struct {
 	Upstream Upstream // with the logins to add
 	Revoke   []string // logins to remove; others stay
-	Kinds    *kinds.Set
 	Actor    string
 	DryRun   bool
 }
@@ -59,7 +58,11 @@ func Add(ctx context.Context, pool *pgxpool.Pool, r Request) (done Added, err er
 		if err := lock(ctx, tx); err != nil {
 			return err
 		}
-		if Reserved(r.Kinds, u.Name) {
+		set, err := kinds.InForce(ctx, tx)
+		if err != nil {
+			return err
+		}
+		if reserved(set, u.Name) {
 			return fmt.Errorf("%w: %s is the name of a kind", ErrRefused, u.Name)
 		}
 		all, err := heads(ctx, tx)
@@ -147,18 +150,28 @@ func List(ctx context.Context, pool *pgxpool.Pool) (all []Upstream, err error) {
 	return all, err
 }
 
-// Namings returns the names of the events of all upstreams by aggregate type, removed ones too:
-// events of theirs may still be pending.
-func Namings(ctx context.Context, pool *pgxpool.Pool) (all map[string]event.Naming, err error) {
-	err = read(ctx, pool, func(tx pgx.Tx) error {
-		heads, err := heads(ctx, tx)
-		all = make(map[string]event.Naming, len(heads))
-		for i := range heads {
-			all[heads[i].Object.Name] = heads[i].Object.Naming()
-		}
-		return err
+// namingsSQL reads the names that upstreams chose, of removed ones too. Index: upstreams_head_idx.
+// Locks: none.
+const namingsSQL = `
+SELECT /* upstreams.namings */ name, object ->> 'type_prefix', object ->> 'source' FROM upstreams
+ WHERE tenant_id = 0 AND name = ANY(@names) AND version_state = 'LATEST'`
+
+// Namings returns the names of the events of those aggregate types that are upstreams, removed ones
+// too: events of theirs may still be pending. An upstream never changes them. pool acts as
+// tidings_relay or tidings_system.
+func Namings(ctx context.Context, pool *pgxpool.Pool, aggregateTypes []string) (map[string]event.Naming, error) {
+	all := make(map[string]event.Naming)
+	rows, _ := pool.Query(ctx, namingsSQL, pgx.StrictNamedArgs{"names": aggregateTypes})
+	var name string
+	var n event.Naming
+	_, err := pgx.ForEachRow(rows, []any{&name, &n.TypePrefix, &n.Source}, func() error {
+		all[name] = n
+		return nil
 	})
-	return all, err
+	if err != nil {
+		return nil, fmt.Errorf("read the names of events of upstreams: %w", err)
+	}
+	return all, nil
 }
 
 // Version is one version of an upstream.

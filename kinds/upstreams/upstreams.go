@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -89,7 +90,7 @@ func (u *Upstream) Check() []Fault {
 	u.IDPattern = u.IDs.Pattern()
 	want(name.MatchString(u.Name), "%.80q is not a valid name: want a letter, then up to 63 letters, digits, _ and -",
 		u.Name)("upstream")
-	want(!Reserved(kinds.Builtin(), u.Name), "%q is the name of a kind or of events of Tidings", u.Name)("upstream")
+	want(!reserved(kinds.Builtin(), u.Name), "%q is the name of a kind or of events of Tidings", u.Name)("upstream")
 	want(len(u.TypePrefix) <= 128 && typePrefix.MatchString(u.TypePrefix) && u.TypePrefix != "tidings" &&
 		!strings.HasPrefix(u.TypePrefix, "tidings."), "%.80q: want a reversed domain name of yours, like com.example",
 		u.TypePrefix)("type_prefix")
@@ -125,8 +126,8 @@ func (u *Upstream) Check() []Fault {
 	return all
 }
 
-// Reserved reports whether a kind, or Tidings itself, has events of the aggregate type.
-func Reserved(set *kinds.Set, aggregateType string) bool {
+// reserved reports whether a kind, or Tidings itself, has events of the aggregate type.
+func reserved(set *kinds.Set, aggregateType string) bool {
 	return set.Has(aggregateType) || aggregateType == event.AggregateThread || event.System(aggregateType)
 }
 
@@ -217,5 +218,5 @@ func tenants(u *Upstream) string {
 
 func equalJSON(a, b json.RawMessage) bool {
 	var x, y any
-	return json.Unmarshal(a, &x) == nil && json.Unmarshal(b, &y) == nil && fmt.Sprint(x) == fmt.Sprint(y)
+	return json.Unmarshal(a, &x) == nil && json.Unmarshal(b, &y) == nil && reflect.DeepEqual(x, y)
 }

@@ -8,7 +8,6 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/testkit"
-	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/kinds/kindfile"
 	"github.com/tidings/tidings/kinds/upstreams"
 )
@@ -62,7 +61,7 @@ func TestOperatorsSeeTheUpstreams(t *testing.T) {
 		t.Fatal(err)
 	}
 	u.Logins = []string{"orders_service"}
-	if _, err := upstreams.Add(t.Context(), h.pool, upstreams.Request{Upstream: *u, Kinds: kinds.Builtin(), Actor: "ada"}); err != nil {
+	if _, err := upstreams.Add(t.Context(), h.pool, upstreams.Request{Upstream: *u, Actor: "ada"}); err != nil {
 		t.Fatal(err)
 	}
 	page(t, ada, "/console/kinds").says("order com.example.order.placed.v1 /shop all 65536 bytes orders_service")

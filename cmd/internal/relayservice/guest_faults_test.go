@@ -14,7 +14,6 @@ import (
 
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
-	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/kinds/kindfile"
 	"github.com/tidings/tidings/kinds/upstreams"
 	"github.com/tidings/tidings/migrations"
@@ -108,7 +107,7 @@ func declareOrders(t *testing.T, db *testkit.DB, login string) {
 	}
 	u.Logins = []string{login}
 	if _, err := upstreams.Add(t.Context(), db.Pool(t, postgres.RoleSystem),
-		upstreams.Request{Upstream: *u, Kinds: kinds.Builtin(), Actor: "test"}); err != nil {
+		upstreams.Request{Upstream: *u, Actor: "test"}); err != nil {
 		t.Fatal(err)
 	}
 	if made, err := migrations.MakeUpstreamLogin(t.Context(), db.URL, login); err != nil || made.Password != "" || len(made.SQL) > 0 {

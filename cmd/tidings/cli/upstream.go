@@ -13,7 +13,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/kinds/kindfile"
 	"github.com/tidings/tidings/kinds/upstreams"
 	"github.com/tidings/tidings/migrations"
@@ -116,11 +115,6 @@ stay too. docs/upstream.md lists what may change.`,
 				}
 				was.Logins, was.Reason = r.Upstream.Logins, r.Upstream.Reason
 				r.Upstream = *was
-			}
-			if r.Kinds = kinds.Builtin(); !s.OutboxAlone {
-				if r.Kinds, err = truthKinds(ctx, s.Truth); err != nil {
-					return nil, err
-				}
 			}
 			done := addedUpstream{Upstream: args[0], DryRun: r.DryRun}
 			if done.Added, err = upstreams.Add(ctx, s.Truth, r); err != nil {
