@@ -320,6 +320,72 @@ func hijack(t *testing.T, schema string) {
 	})
 }
 
+// A function that makes a table's name from its arguments finds no table of the caller's, also when
+// the schema has no table of that name.
+func TestNoCallerHijacksANameThatTheSchemaLacks(t *testing.T) {
+	eachHome(t, func(t *testing.T, h home) {
+		h.exec(t, `SELECT make_child_kind('gone', 'gones', 'gone_id', 'place_id', false, false, 0)`)
+		const (
+			child = ` AS SELECT 1 AS tenant_id, '00000000-0000-7000-8000-000000000000'::uuid AS child_id, 'p' AS object_id,
+				'a' AS author_id WHERE pg_temp.ran('a view')`
+			message = ` AS SELECT m.* FROM (SELECT pg_temp.ran('a view')) r LEFT JOIN outbox_messages m ON true`
+			take77  = `UPDATE outbox_ranges SET from_id = 77, to_id = 78, first_occurred = now(), last_occurred = now()
+				WHERE from_id = 100000001;`
+		)
+		for name, c := range map[string]struct {
+			caller      postgres.Role
+			view        string // of the caller
+			before      string // what the caller runs first
+			meanwhile   string // what the owner runs then
+			call, wants string // wants is the result, or "" if the function needs a table
+		}{
+			"a kind":            {postgres.RoleSystem, `edges_free` + child, ``, ``, `drop_kind('free', 'frees')`, "false"},
+			"the ids of a kind": {postgres.RoleSystem, `children_free` + child, ``, ``, `narrow_ids('free', 'uuid', 'uuid')`, "false"},
+			"a history":         {postgres.RoleSystem, `free_history` + child, ``, ``, `drop_history('free')`, "false"},
+			"a range": {postgres.RoleSystem, `outbox_messages_77` + message,
+				take77 + `UPDATE outbox_partitions SET floor_id = 100`, ``, `outbox_range_archive(77, 10)`, ""},
+			"the span of a range": {postgres.RoleSystem, `outbox_messages_77` + message,
+				take77 + `UPDATE outbox_ranges SET state = 'ARCHIVED', first_occurred = NULL`, ``, `outbox_range_span(77)`, ""},
+			"a range with holds": {postgres.RoleSystem, `outbox_messages_77` + message,
+				take77 + `UPDATE outbox_ranges SET state = 'ARCHIVED';
+					INSERT INTO outbox_archive_holds (tenant_id, reason, created_by) VALUES (1, 'r', 'a')`, ``,
+				`outbox_range_drop(77)`, ""},
+			"a kind dropped since the snapshot": {postgres.RoleWriter, `children_gone` + child, `SELECT 1`,
+				`SELECT drop_kind('gone', 'gones')`, `child_event_fits(1, 'gone', 'p',
+				'{"gone_id": "00000000-0000-7000-8000-000000000000", "place_id": "p", "author_id": "a"}')`, ""},
+		} {
+			t.Run(name, func(t *testing.T) {
+				cfg, err := pgx.ParseConfig(h.url)
+				if err != nil {
+					t.Fatal(err)
+				}
+				cfg.RuntimeParams["role"], cfg.RuntimeParams["search_path"] = string(c.caller), h.schema
+				cfg.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) {
+					if n.ConstraintName != "" {
+						t.Error(n.Message)
+					}
+				}
+				conn, err := pgx.ConnectConfig(t.Context(), cfg)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer func() { _ = conn.Close(context.WithoutCancel(t.Context())) }()
+				for _, sql := range []string{ranSQL + `CREATE TEMP VIEW ` + c.view, `BEGIN ISOLATION LEVEL REPEATABLE READ; ` + c.before} {
+					if _, err := conn.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol); err != nil {
+						t.Fatal(err)
+					}
+				}
+				h.exec(t, c.meanwhile)
+				var got string
+				err = conn.QueryRow(t.Context(), `SELECT `+c.call+`::text`).Scan(&got)
+				if got != c.wants || c.wants == "" && !postgres.IsUndefinedTable(err) || c.wants != "" && err != nil {
+					t.Errorf("%s: %q, %v; want %q", c.call, got, err, c.wants)
+				}
+			})
+		}
+	})
+}
+
 // A writer's temporary objects do not change what its INSERT into the outbox does: the policies,
 // the defaults and the constraints were bound to their objects when they were created.
 func TestNoWriterHijacksItsOwnInsert(t *testing.T) {

@@ -436,6 +436,8 @@ END $$;
 -- Each function takes its search_path from here: this schema, whichever the operator chose, and the temporary schema last. PostgreSQL searches a
 -- temporary schema that the path does not name before all others. The caller of a function that runs as its owner could then have the owner run
 -- the caller's code, with a temporary view or type of a name that the function uses.
+-- A name that a function makes from its arguments may be free in the schema, and the temporary schema's is found then. So it is qualified with
+-- current_schema().
 SELECT set_config('search_path', format('%I, pg_temp', current_schema()), true);
 
 -- delivered tells up to when everything that was committed is on the streams, and where these end, as one snapshot has it. It runs as the owner of
@@ -538,7 +540,7 @@ END $$;
 CREATE FUNCTION outbox_range_archive(first bigint, most int) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
-  name    text := 'outbox_messages_' || first;
+  name    text := format('%I.%I', current_schema(), 'outbox_messages_' || first);
   columns text := outbox_messages_columns();
   r       outbox_ranges;
   waiting int;
@@ -553,16 +555,16 @@ BEGIN
     UPDATE outbox_ranges SET settled_at = NULL WHERE from_id = first; -- a repair has taken the floor down
     RETURN 'pending';
   END IF;
-  EXECUTE format('SELECT count(*) FROM (SELECT FROM %I WHERE delayed LIMIT %s) w', name, most + 1) INTO waiting;
+  EXECUTE format('SELECT count(*) FROM (SELECT FROM %s WHERE delayed LIMIT %s) w', name, most + 1) INTO waiting;
   IF waiting > most THEN
     RETURN 'waiting';
   END IF;
-  EXECUTE format('SELECT inserted_at FROM %I ORDER BY id LIMIT 1', name) INTO began;
-  EXECUTE format('ALTER TABLE outbox_messages DETACH PARTITION %I', name);
+  EXECUTE format('SELECT inserted_at FROM %s ORDER BY id LIMIT 1', name) INTO began;
+  EXECUTE format('ALTER TABLE outbox_messages DETACH PARTITION %s', name);
   IF waiting > 0 THEN
-    EXECUTE format('WITH out AS (DELETE FROM %I WHERE delayed RETURNING *) INSERT INTO outbox_messages (%s) SELECT %2$s FROM out', name, columns);
+    EXECUTE format('WITH out AS (DELETE FROM %s WHERE delayed RETURNING *) INSERT INTO outbox_messages (%s) SELECT %2$s FROM out', name, columns);
   END IF;
-  EXECUTE format('ALTER TABLE outbox_messages_archive ATTACH PARTITION %I FOR VALUES FROM (%s) TO (%s)', name, r.from_id, r.to_id);
+  EXECUTE format('ALTER TABLE outbox_messages_archive ATTACH PARTITION %s FOR VALUES FROM (%s) TO (%s)', name, r.from_id, r.to_id);
   UPDATE outbox_ranges SET state = 'ARCHIVED', archived_at = clock_timestamp(), first_at = coalesce(began, made_at) WHERE from_id = first;
   RETURN 'archived';
 END $$;
@@ -646,7 +648,7 @@ DECLARE
   latest   timestamptz;
 BEGIN
   IF EXISTS (SELECT FROM outbox_ranges WHERE from_id = first AND state = 'ARCHIVED' AND first_occurred IS NULL FOR UPDATE) THEN
-    EXECUTE format('SELECT min(occurred_at), max(occurred_at) FROM %I', 'outbox_messages_' || first) INTO earliest, latest;
+    EXECUTE format('SELECT min(occurred_at), max(occurred_at) FROM %I.%I', current_schema(), 'outbox_messages_' || first) INTO earliest, latest;
     UPDATE outbox_ranges SET first_occurred = coalesce(earliest, first_at), last_occurred = coalesce(latest, first_at) WHERE from_id = first;
   END IF;
 END $$;
@@ -669,7 +671,7 @@ $$;
 CREATE FUNCTION outbox_range_drop(first bigint) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
-  name    text := 'outbox_messages_' || first;
+  name    text := format('%I.%I', current_schema(), 'outbox_messages_' || first);
   columns text := outbox_messages_columns();
   r       outbox_ranges;
   held    record;
@@ -688,14 +690,14 @@ BEGIN
       RETURN 'held';
     END IF;
     IF held.tenants <> '{}' THEN
-      EXECUTE format('INSERT INTO outbox_messages_kept (%s) SELECT %1$s FROM %I m
+      EXECUTE format('INSERT INTO outbox_messages_kept (%s) SELECT %1$s FROM %s m
                        WHERE tenant_id = ANY($1) AND EXISTS (SELECT FROM outbox_archive_holds h WHERE h.released_at IS NULL AND h.tenant_id = m.tenant_id
                                AND coalesce(m.occurred_at >= h.from_month::timestamp AT TIME ZONE ''UTC'', true)
                                AND coalesce(m.occurred_at < (h.to_month + interval ''1 month'') AT TIME ZONE ''UTC'', true))
                       ON CONFLICT DO NOTHING', columns, name) USING held.tenants;
     END IF;
   END IF;
-  EXECUTE format('DROP TABLE %I', name);
+  EXECUTE format('DROP TABLE %s', name);
   UPDATE outbox_ranges SET state = 'GONE', gone_at = now() WHERE from_id = first;
   RETURN 'dropped';
 END $$;

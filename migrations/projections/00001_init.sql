@@ -333,12 +333,12 @@ DECLARE
 BEGIN
   FOREACH t IN ARRAY ARRAY[kind || '_history', kind || '_history_purged'] LOOP
     IF to_regclass(format('%I.%I', current_schema(), t)) IS NOT NULL THEN
-      EXECUTE format('LOCK TABLE %I IN ACCESS EXCLUSIVE MODE', t);
-      EXECUTE format('SELECT EXISTS (SELECT FROM %I)', t) INTO found;
+      EXECUTE format('LOCK TABLE %I.%I IN ACCESS EXCLUSIVE MODE', current_schema(), t);
+      EXECUTE format('SELECT EXISTS (SELECT FROM %I.%I)', current_schema(), t) INTO found;
       IF found THEN
         RAISE object_in_use USING MESSAGE = format('the history %I has rows', t);
       END IF;
-      EXECUTE format('DROP TABLE %I', t);
+      EXECUTE format('DROP TABLE %I.%I', current_schema(), t);
       gone := true;
     END IF;
   END LOOP;

@@ -557,7 +557,7 @@ BEGIN
   author := payload ->> 'author_id';
   -- The kind's own tables are named: a statement about all kinds is planned anew for each row, which costs five times as much.
   FOREACH tab IN ARRAY ARRAY['children_' || kind, 'children_archive_' || kind] LOOP
-    EXECUTE format('SELECT EXISTS (SELECT FROM %I WHERE tenant_id = $1 AND child_id = $2 AND object_id = $3 AND author_id = $4)', tab) INTO present USING tenant, id, object, author;
+    EXECUTE format('SELECT EXISTS (SELECT FROM %I.%I WHERE tenant_id = $1 AND child_id = $2 AND object_id = $3 AND author_id = $4)', current_schema(), tab) INTO present USING tenant, id, object, author;
     IF present THEN
       RETURN true;
     END IF;
@@ -577,24 +577,25 @@ GRANT EXECUTE ON FUNCTION child_event_fits(bigint, text, text, jsonb) TO tidings
 CREATE FUNCTION drop_kind(kind text, plural text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 DECLARE
-  parts text[] := ARRAY(SELECT p FROM unnest(ARRAY['edges_' || kind, 'children_' || kind, 'children_archive_' || kind]) p WHERE to_regclass(quote_ident(p)) IS NOT NULL);
+  parts text[] := ARRAY(SELECT p FROM unnest(ARRAY['edges_' || kind, 'children_' || kind, 'children_archive_' || kind]) p
+                         WHERE to_regclass(format('%I.%I', current_schema(), p)) IS NOT NULL);
   name  text;
   found boolean;
 BEGIN
   FOREACH name IN ARRAY parts LOOP
-    EXECUTE format('LOCK TABLE %I IN ACCESS EXCLUSIVE MODE', name);
-    EXECUTE format('SELECT EXISTS (SELECT FROM %I)', name) INTO found;
+    EXECUTE format('LOCK TABLE %I.%I IN ACCESS EXCLUSIVE MODE', current_schema(), name);
+    EXECUTE format('SELECT EXISTS (SELECT FROM %I.%I)', current_schema(), name) INTO found;
     IF found THEN
       RAISE restrict_violation USING MESSAGE = format('the kind %s cannot be dropped: %I has rows', kind, name);
     END IF;
   END LOOP;
   IF parts <> '{}' THEN
     FOREACH name IN ARRAY ARRAY['all_' || plural, plural] LOOP
-      EXECUTE format('DROP VIEW IF EXISTS %I', name);
+      EXECUTE format('DROP VIEW IF EXISTS %I.%I', current_schema(), name);
     END LOOP;
   END IF;
   FOREACH name IN ARRAY parts LOOP
-    EXECUTE format('DROP TABLE %I', name);
+    EXECUTE format('DROP TABLE %I.%I', current_schema(), name);
   END LOOP;
   DELETE FROM child_kinds k WHERE k.kind = drop_kind.kind;
   DELETE FROM child_archive_walk w WHERE w.kind = drop_kind.kind;

@@ -25,7 +25,7 @@ BEGIN
     SELECT t.* FROM (VALUES ('edges_' || kind, 'from_id', first), ('edges_' || kind, 'to_id', second),
         ('children_' || kind, 'object_id', first), ('children_' || kind, 'author_id', second),
         ('children_archive_' || kind, 'object_id', first), ('children_archive_' || kind, 'author_id', second)) t
-     WHERE to_regclass(quote_ident(t.column1)) IS NOT NULL
+     WHERE to_regclass(format('%I.%I', current_schema(), t.column1)) IS NOT NULL
   LOOP
     FOREACH other IN ARRAY ARRAY['integer', 'uuid'] LOOP
       name := tab || '_' || replace(col, 'id', other);
