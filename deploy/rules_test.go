@@ -114,7 +114,7 @@ func TestTheAlertsHaveTheLimitsOfTheDoctor(t *testing.T) {
 		"OutboxUndelivered": fmt.Sprintf(`> %d\n`, doctor.UndeliveredSeconds),
 		"ConsumerLagHigh":   fmt.Sprintf(`> %d\n`, doctor.LateSeconds),
 		"StreamNearlyFull":  fmt.Sprintf(`> %v\n.*> %[1]v\n`, doctor.FullShare),
-		"CredentialsExpire": fmt.Sprintf(`< %d \* 86400\n[^:]*\) / %d\n`, doctor.ExpiryDays, doctor.ExpiryShare),
+		"CredentialsExpire": fmt.Sprintf(`< %d \* 86400\n[^:]*\) / %d\)\n`, doctor.ExpiryDays, doctor.ExpiryShare),
 	} {
 		if !regexp.MustCompile(`- alert: ` + alert + `\n +expr: [^:]*` + limit).Match(b) {
 			t.Errorf("the alert %s lacks the limit %s", alert, limit)

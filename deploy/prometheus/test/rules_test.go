@@ -257,7 +257,8 @@ func with(others ...string) []string {
 	return all
 }
 
-// TestAnAlertOfAProcessComesOnce has the series of serve, each part of which exports its credentials.
+// TestAnAlertOfAProcessComesOnce has the series of serve, each part of which exports its
+// credentials.
 func TestAnAlertOfAProcessComesOnce(t *testing.T) {
 	var series []string
 	for _, part := range []string{"api", "relay", "archiver"} {
