@@ -139,7 +139,7 @@ func TestThePlanIsWhatTheProgramsCreate(t *testing.T) {
 		nil, nil).Streams[0].StreamConfig); err != nil {
 		t.Fatal(err)
 	}
-	_, err := broker.Declare(t.Context(), js, others, broker.Partition{Number: 1, LastSlot: 31, After: []int{0}}, testkit.Logger(t))
+	_, err = broker.Declare(t.Context(), js, others, broker.Partition{Number: 1, LastSlot: 31, After: []int{0}}, testkit.Logger(t))
 	if !errors.Is(err, broker.ErrMissing) || !strings.Contains(err.Error(), "consumer billing of stream "+cfg.StreamName(1)) ||
 		strings.Contains(err.Error(), "stream plan") || strings.Contains(err.Error(), "create consumer") {
 		t.Errorf("without a subscriber's consumer: %v", err)
