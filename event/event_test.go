@@ -41,6 +41,7 @@ func payloads() map[string]any {
 		"comment.deleted":   comment("", AuthorDeleted, ModerationNone, ""),
 		"comment.moderated": comment("", AuthorActive, ModerationHidden, "spam"),
 		"comment.erased":    comment("", AuthorErased, ModerationNone, ""),
+		"person.erased":     PersonErased{PersonID: "auth0|7", RequestedAt: t},
 		"heartbeat.sent":    Heartbeat{Partition: 17, IntervalSeconds: 60},
 		"thread.updated": Thread{PostID: "42", Locked: true, Premoderate: true, Title: "Rules", Version: 1,
 			UpdatedAt: t, Actor: "user:7"},
@@ -108,7 +109,7 @@ func TestEveryTypeAndVersionStaysReadable(t *testing.T) {
 					t.Errorf("decoded (-written +read):\n%s", diff)
 				}
 				read := map[string]any{AggregateFollow: &Follow{}, AggregateComment: &Comment{}, AggregateThread: &Thread{},
-					AggregateHeartbeat: &Heartbeat{}}[aggregate]
+					AggregatePerson: &PersonErased{}, AggregateHeartbeat: &Heartbeat{}}[aggregate]
 				if err := got.DecodePayload(read); err != nil {
 					t.Fatal(err)
 				}

@@ -12,6 +12,7 @@ var (
 	EdgeEvents   = []string{Created, Removed, Updated}
 	ChildEvents  = []string{Created, Edited, Deleted, Moderated, Erased}
 	ThreadEvents = []string{Updated}
+	PersonEvents = []string{Erased}
 )
 
 // decodeAs reads the payload of an event, which must have one of the types.

@@ -15,6 +15,7 @@ const (
 	AggregateFollow  = "follow"
 	AggregateComment = "comment"
 	AggregateThread  = "thread"
+	AggregatePerson  = "person"
 
 	// AggregateHeartbeat is the type of events without a change: Tidings writes them to measure its
 	// own path (Heartbeat).
@@ -38,6 +39,7 @@ var catalog = map[string]map[string]int{
 	AggregateFollow:  {Created: 1, Removed: 1, Updated: 1}, // the last only where follows have attributes
 	AggregateComment: {Created: 1, Edited: 1, Deleted: 1, Moderated: 1, Erased: 1},
 	AggregateThread:  {Updated: 1},
+	AggregatePerson:  {Erased: 1},
 
 	AggregateHeartbeat: {Sent: 1},
 }
@@ -237,6 +239,14 @@ type Thread struct {
 
 // Of returns the kind of the children that the settings apply to.
 func (t Thread) Of() string { return cmp.Or(t.Kind, AggregateComment) }
+
+// PersonErased is the payload of person.erased. Each partition has one such event for an erasure,
+// behind all events of the tenant that name the person. Its aggregate id is a number that belongs
+// to the partition's first slot.
+type PersonErased struct {
+	PersonID    ID   `json:"person_id"`
+	RequestedAt Time `json:"requested_at"` // when the erasure was requested; earlier than the event
+}
 
 // Heartbeat is the payload of heartbeats. Their aggregate id is a number that belongs to the
 // partition's first slot.

@@ -20,7 +20,7 @@ var (
 // Reserved words. A kind is an aggregate type. Its plural is a part of paths and a view in the
 // database.
 var (
-	reservedKinds = []string{event.AggregateThread, event.AggregateHeartbeat}
+	reservedKinds = []string{event.AggregateThread, event.AggregatePerson, event.AggregateHeartbeat}
 	// children_archive_KIND and edges_KIND_7 are tables of KIND
 	partName        = regexp.MustCompile(`^archive(_|$)|_[0-9]+$`)
 	reservedPaths   = []string{"asyncapi", "kinds", "moderation", "openapi", "outbox", "schemas", "threads"} // below /v1/

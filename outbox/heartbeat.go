@@ -17,10 +17,13 @@ import (
 const activeSQL = `p.final_seq IS NULL AND NOT EXISTS (SELECT FROM outbox_partitions o WHERE o.partition = ANY(p.after) AND ` +
 	`o.final_seq IS NULL)`
 
+// inFirstSlotSQL is the first number that is an aggregate id of the partition's first slot.
+const inFirstSlotSQL = `(SELECT n::text FROM generate_series(1, 10000) n
+         WHERE get_byte(decode(md5(@tenant::bigint || '/' || @type::text || '/' || n), 'hex'), 0) & 31 = first_slot LIMIT 1)`
+
 // heartbeatSQL writes a heartbeat for each active partition that had none for an interval. It locks
 // the partition's row and checks it again, so of several callers only one writes. A heartbeat_at in
-// the future counts as none: it came from a server whose clock was ahead. The aggregate id is the
-// first number that falls into the partition's first slot.
+// the future counts as none: it came from a server whose clock was ahead.
 //
 // Index: none, a row per partition that ever existed.   Locks: the due partitions, by number.
 const heartbeatSQL = `
@@ -33,8 +36,7 @@ beat AS (
   RETURNING p.partition, p.first_slot, p.heartbeat_at)
 INSERT /* outbox.heartbeat */ INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, occurred_at)
 SELECT @tenant::bigint, @type::text,
-       (SELECT n::text FROM generate_series(1, 10000) n
-         WHERE get_byte(decode(md5(@tenant::bigint || '/' || @type::text || '/' || n), 'hex'), 0) & 31 = first_slot LIMIT 1),
+       ` + inFirstSlotSQL + `,
        @event, jsonb_build_object('partition', partition, 'interval_seconds', extract(epoch FROM @interval::interval)::float8), heartbeat_at
   FROM beat ORDER BY partition`
 
@@ -61,4 +63,24 @@ func Heartbeat(ctx context.Context, pool *pgxpool.Pool, interval time.Duration) 
 		return 0, 0, fmt.Errorf("write heartbeats: %w", err)
 	}
 	return written, min(max(next, time.Millisecond), interval), nil
+}
+
+// broadcastSQL writes an event into each active partition.
+//
+// Index: none, a row per partition that ever existed.   Locks: none.
+const broadcastSQL = `
+WITH at AS (SELECT first_slot FROM outbox_partitions p WHERE ` + activeSQL + `), told AS (
+INSERT /* outbox.broadcast */ INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+SELECT @tenant::bigint, @type::text, ` + inFirstSlotSQL + `, @event, @payload::jsonb FROM at)
+SELECT coalesce(array_agg(first_slot), '{}') FROM at`
+
+// Broadcast writes an event of a tenant into each active partition, in tx. It returns the first
+// slots of these partitions. If the partitions are resized before a relay has published the events,
+// those after the resize may lack it: compare their first slots.
+func Broadcast(ctx context.Context, tx pgx.Tx, tenant int64, aggregateType, eventType string, payload any) (slots []int, err error) {
+	if err := tx.QueryRow(ctx, broadcastSQL, pgx.StrictNamedArgs{"tenant": tenant, "type": aggregateType, "event": eventType,
+		"payload": payload}).Scan(&slots); err != nil {
+		return nil, fmt.Errorf("write %s.%s of tenant %d into each partition: %w", aggregateType, eventType, tenant, err)
+	}
+	return slots, nil
 }

@@ -14,10 +14,10 @@ import (
 // Permanent marks an error that no retry can fix: the event becomes a dead letter at once.
 func Permanent(err error) error { return event.Permanent(err) }
 
-// Decode reads the payload of an event as a T. T is event.Edge, event.Child or event.Thread;
-// event.Follow or event.Comment for these kinds; json.RawMessage for the raw payload; or a struct
-// of yours, which encoding/json decodes. all are the existing kinds: kinds.Builtin() if you have no
-// others. An error is permanent.
+// Decode reads the payload of an event as a T. T is event.Edge, event.Child, event.Thread or
+// event.PersonErased; event.Follow or event.Comment for these kinds; json.RawMessage for the raw
+// payload; or a struct of yours, which encoding/json decodes. all are the existing kinds:
+// kinds.Builtin() if you have no others. An error is permanent.
 func Decode[T any](all *kinds.Set, e *event.Event) (out T, err error) {
 	switch v := any(&out).(type) {
 	case *json.RawMessage:
@@ -34,7 +34,7 @@ func Decode[T any](all *kinds.Set, e *event.Event) (out T, err error) {
 			return out, unfit[T](e)
 		}
 		*v, err = e.DecodeChild(k.Names())
-	case *event.Thread, *event.Follow, *event.Comment:
+	case *event.Thread, *event.PersonErased, *event.Follow, *event.Comment:
 		if !fits[T](all, e.AggregateType) {
 			return out, unfit[T](e)
 		}
@@ -62,6 +62,8 @@ func fits[T any](all *kinds.Set, aggregateType string) bool {
 		_, ok = all.Child(aggregateType)
 	case event.Thread:
 		ok = aggregateType == event.AggregateThread
+	case event.PersonErased:
+		ok = aggregateType == event.AggregatePerson
 	case event.Follow:
 		ok = aggregateType == event.AggregateFollow
 	case event.Comment:
@@ -83,6 +85,8 @@ func (s *settings) typesOf(aggregateType string) []string {
 	switch aggregateType {
 	case event.AggregateThread:
 		return event.ThreadEvents
+	case event.AggregatePerson:
+		return event.PersonEvents
 	case event.AggregateHeartbeat:
 		return []string{event.Sent}
 	}

@@ -103,6 +103,11 @@ func Types(set *kinds.Set, declared []upstreams.Upstream) (all []Type) {
 		add(event.AggregateThread, "object that has the thread", name,
 			"The settings of a thread changed. The data is all settings after the change.", properties, required)
 	}
+	properties, required = members[event.PersonErased]([2]string{"person_id", "requested_at"}, nil)
+	properties["person_id"] = id(set.IDs(kinds.Author))
+	add(event.AggregatePerson, "partition", event.Erased,
+		"A person was erased: delete everything that you have of them. Each partition has this event, behind all others about the person.",
+		properties, required)
 	properties, required = members[event.Heartbeat]([2]string{"partition", "interval_seconds"}, nil)
 	add(event.AggregateHeartbeat, "heartbeat", event.Sent,
 		"Tidings measures the delay of its own path with this event. No state changed. Only readers of this type get it.",

@@ -128,7 +128,8 @@ func (u *Upstream) Check() []Fault {
 
 // reserved reports whether a kind, or Tidings itself, has events of the aggregate type.
 func reserved(set *kinds.Set, aggregateType string) bool {
-	return set.Has(aggregateType) || aggregateType == event.AggregateThread || event.System(aggregateType)
+	return set.Has(aggregateType) || aggregateType == event.AggregateThread || aggregateType == event.AggregatePerson ||
+		event.System(aggregateType)
 }
 
 // Fault is a violated rule.

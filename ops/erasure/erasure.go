@@ -137,6 +137,7 @@ type eraser struct {
 	by       string // the actor of the erasure's events
 	kinds    []*erasing
 	edges    []*edgeErasure
+	told     []int // the first slots of the partitions that have the last person.erased
 	deadline time.Time
 }
 
@@ -234,7 +235,11 @@ func (e *eraser) run(ctx context.Context) error {
 				left[Edges] = written
 			}
 		}
-		if len(left) == 0 {
+		told, err := e.toldAll(ctx)
+		if err != nil {
+			return err
+		}
+		if len(left) == 0 && told {
 			if len(e.report.Unread) > 0 {
 				return errors.Join(fmt.Errorf("%w: everything else is erased, but these files may contain data of the person: %s",
 					ErrUnfinished, strings.Join(e.report.Unread, "; ")),
@@ -274,6 +279,7 @@ func (e *eraser) round(ctx context.Context) error {
 	}{
 		{"removing edges", e.removeEdges},
 		{"erasing children", e.eraseChildren},
+		{"telling subscribers", e.tell},
 		{"blanking idempotency keys", e.blankKeys},
 		{"redacting settings and requests", e.redactActs},
 		{"redacting the outbox", e.redactMessages},

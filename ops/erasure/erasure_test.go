@@ -479,7 +479,7 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	if report, err = dying(time.Minute); err != nil || !report.Done {
 		t.Fatal(report, err)
 	}
-	if len(died) != 19 {
+	if len(died) != 20 {
 		t.Errorf("it died at %d steps: %v", len(died), died)
 	}
 	if report.RequestedBy != "officer" || report.FinishedAt == nil || report.Runs < len(died) {

@@ -3,6 +3,7 @@ package erasure
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -11,6 +12,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/outbox"
 )
 
 // beginSQL records a new erasure, or another run of an unfinished one. Index:
@@ -41,6 +43,28 @@ func (e *eraser) begin(ctx context.Context) error {
 	// broker.
 	return broker.RecordErasure(ctx, e.JetStream, e.Broker,
 		broker.ErasedPerson{TenantID: e.o.TenantID, PersonID: e.o.AuthorID, Requested: e.report.RequestedAt})
+}
+
+// tell writes person.erased into each partition, behind the events of the steps before. So a
+// subscriber learns of the erasure even if it lacks events that the erasure deletes from the
+// streams.
+func (e *eraser) tell(ctx context.Context) error {
+	return e.tx(ctx, func(tx pgx.Tx) (err error) {
+		e.told, err = outbox.Broadcast(ctx, tx, e.o.TenantID, event.AggregatePerson, event.Erased,
+			event.PersonErased{PersonID: e.o.AuthorID, RequestedAt: event.Time{Time: e.report.RequestedAt}})
+		return err
+	})
+}
+
+// toldAll reports whether each active partition has the last person.erased.
+func (e *eraser) toldAll(ctx context.Context) (bool, error) {
+	all, err := outbox.Partitions(ctx, e.Truth)
+	for _, p := range outbox.Active(all) {
+		if !slices.Contains(e.told, p.FirstSlot) {
+			return false, err
+		}
+	}
+	return true, err
 }
 
 func (e *eraser) save(ctx context.Context, finished bool) error {

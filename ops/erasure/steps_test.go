@@ -3,6 +3,7 @@ package erasure
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/internal/testkit/system"
+	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/relay"
 	"github.com/tidings/tidings/store"
 )
@@ -103,5 +105,42 @@ func TestAnErasureWithoutItsLeaseChangesNothing(t *testing.T) {
 	}
 	if got, err := w.store.GetChild(t.Context(), tenant, commentKind, c.ID); err != nil || got.Body != c.Body {
 		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// TestEachPartitionTellsSubscribersOfAnErasure resizes the partitions after they had the event: the
+// new ones need it too.
+func TestEachPartitionTellsSubscribersOfAnErasure(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.relay()
+	w.consume(w.projections)
+	w.comment(tenant, w.author, "10", "", "", w.secret)
+	w.settle(w.projections)
+	resized := false
+	report, err := w.erase(Options{Wait: time.Minute, at: func(step string) error {
+		if step != "telling subscribers" || resized {
+			return nil
+		}
+		resized = true
+		if _, err := outbox.Resize(t.Context(), w.truth, 2); err != nil {
+			return err
+		}
+		testkit.Eventually(t, "the old partition is closed", func() (bool, error) {
+			all, err := outbox.Partitions(t.Context(), w.truth)
+			return len(outbox.Active(all)) == 2, err
+		})
+		return nil
+	}})
+	if err != nil || !report.Done {
+		t.Fatalf("%+v, %v", report, err)
+	}
+	w.settle(w.projections)
+	rows, _ := w.truth.Query(t.Context(), `SELECT partition FROM outbox_messages WHERE tenant_id = $1 AND aggregate_type = 'person'
+		AND event_type = 'erased' AND payload ->> 'person_id' = $2 AND stream_seq IS NOT NULL
+		AND id > (SELECT max(id) FROM outbox_messages WHERE aggregate_type = 'comment') ORDER BY 1`, tenant, w.author)
+	told, err := pgx.CollectRows(rows, pgx.RowTo[int])
+	if err != nil || !slices.Contains(told, 1) || !slices.Contains(told, 2) {
+		t.Errorf("the partitions %v have the event after those of the person, %v", told, err)
 	}
 }
