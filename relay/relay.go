@@ -83,12 +83,14 @@ type Relay struct {
 	trouble    map[int]error          // why a partition does not publish
 	doubts     map[loss]*broker.Doubt // they outlive sessions
 	leases     *lease.Group           // of the session; nil without one
+	durables   *durables              // nil if another relay exports them
 
-	sessions   int           // attempted: each connects to another server
-	pace       pace          // measured cost of publishes, over all partitions
-	floorEvery time.Duration // between samples of the horizon while there is nothing to mark; tests change it
-	sureAfter  time.Duration // broker.Doubt's After; 0 except in tests
-	step       func(string)  // called at the named crash points; nil except in fault tests
+	sessions      int           // attempted: each connects to another server
+	pace          pace          // measured cost of publishes, over all partitions
+	floorEvery    time.Duration // between samples of the horizon while there is nothing to mark; tests change it
+	durablesEvery time.Duration // between readings of the durable consumers; tests change it
+	sureAfter     time.Duration // broker.Doubt's After; 0 except in tests
+	step          func(string)  // called at the named crash points; nil except in fault tests
 }
 
 // New returns a relay over pool, which acts as the system role. It starts nothing.
@@ -96,12 +98,13 @@ func New(cfg Config, pool *pgxpool.Pool, brokerCfg broker.Config, log *slog.Logg
 	if err := errors.Join(cfg.Validate(), brokerCfg.Validate()); err != nil {
 		return nil, err
 	}
-	return &Relay{
+	r := &Relay{
 		cfg: cfg, pool: pool, broker: brokerCfg, owner: lease.Owner("relay"), log: log.With("component", "relay"), base: log,
 		metrics: newMetrics(reg), names: names{pool: pool},
 		state: errors.New("starting"), trouble: make(map[int]error), doubts: make(map[loss]*broker.Doubt), floorEvery: floorEvery,
-		sessions: rand.Int(),
-	}, nil
+		sessions: rand.Int(), durablesEvery: durablesEvery,
+	}
+	return r, reg.Register(newDurables(r))
 }
 
 // forDB bounds calls to the database.

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -86,7 +87,12 @@ func (s *session) run(ctx context.Context) (err error) {
 	s.setLeases(s.group)
 	defer s.setLeases(nil)
 	s.group.While(drain, func() {
+		watch, stop := context.WithCancel(ctx)
+		var watching sync.WaitGroup
+		watching.Go(func() { s.watchDurables(watch) })
 		err = s.share(ctx, drain)
+		stop()
+		watching.Wait()
 		s.writers.Close()
 	})
 	s.metrics.partitions.Set(0)

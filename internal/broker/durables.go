@@ -16,39 +16,105 @@ import (
 // Durable is a durable consumer of a stream. It is a subscriber's, because Tidings' own consumers
 // keep their offsets in their database.
 type Durable struct {
-	Name    string `json:"name"`
-	Stream  string `json:"stream"`
-	Behind  uint64 `json:"behind"`         // messages not yet delivered to it
-	Unacked int    `json:"unacknowledged"` // messages delivered to it and not yet acknowledged
+	Name        string  `json:"name"`
+	Stream      string  `json:"stream"`
+	State       string  `json:"state"`          // CaughtUp, Working, Unserved or Redelivers
+	Behind      uint64  `json:"behind"`         // messages not yet delivered to it
+	Unacked     int     `json:"unacknowledged"` // messages delivered to it and not yet acknowledged
+	Redelivered int     `json:"redelivered"`    // those of Unacked that NATS has delivered more than once
+	Waiting     int     `json:"waiting"`        // requests that wait for messages; 1 if NATS pushes to somebody
+	Idle        float64 `json:"idle_seconds"`   // since its last delivery or acknowledgment; without one, since it was created
+	Floor       uint64  `json:"ack_floor"`      // the stream's sequence up to which every message is acknowledged
+	Last        uint64  `json:"stream_last"`    // the stream's last sequence
 }
+
+// States of a durable consumer.
+const (
+	CaughtUp   = "caught up"
+	Working    = "working"
+	Unserved   = "nobody serves it" // messages wait, and nobody has asked for them for IdleSeconds
+	Redelivers = "redelivers"       // more than ManyRedelivered messages are delivered again and again
+)
+
+// Limits that the alerts of deploy/prometheus/rules.yml have too.
+const (
+	IdleSeconds     = 300
+	ManyRedelivered = 10
+)
 
 // maxDurables is the limit of Durables for one stream.
 const maxDurables = 256
 
-// Durables returns the durable consumers of a stream by name. It stops after 256 in the server's
-// order; more reports that others exist.
-func Durables(ctx context.Context, js jetstream.JetStream, stream string) (all []Durable, more bool, err error) {
+// Durables returns the durable consumers of the streams that exist, in the order of streams and
+// then by name. It stops after 256 of a stream in the server's order; more has the streams that
+// have others. It asks the servers twice per stream. With an error it returns what it has read.
+func Durables(ctx context.Context, js jetstream.JetStream, streams ...string) (all []Durable, more []string, err error) {
+	for _, stream := range streams {
+		some, others, err := durables(ctx, js, stream)
+		if err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
+			return all, more, err
+		}
+		if all = append(all, some...); others {
+			more = append(more, stream)
+		}
+	}
+	return all, more, nil
+}
+
+func durables(ctx context.Context, js jetstream.JetStream, stream string) (all []Durable, more bool, err error) {
 	s, err := js.Stream(ctx, stream)
 	if err != nil {
 		return nil, false, fmt.Errorf("look up stream %s: %w", stream, unanswered(js, err))
 	}
-	ctx, cancel := context.WithCancel(ctx) // ends the listing
-	defer cancel()
+	ctx, end := context.WithCancel(ctx)
 	list := s.ListConsumers(ctx)
+	defer func() {
+		end()
+		for range list.Info() { // otherwise its goroutine waits for a reader forever
+		}
+	}()
 	for c := range list.Info() {
 		if c.Config.Durable == "" {
 			continue
 		}
-		if more = len(all) == maxDurables; more {
-			break
+		if len(all) == maxDurables {
+			return all, true, nil
 		}
-		all = append(all, Durable{Name: c.Name, Stream: stream, Behind: c.NumPending, Unacked: c.NumAckPending})
+		all = append(all, durableOf(c, stream, s.CachedInfo().State.LastSeq))
 	}
-	if err := list.Err(); !more && err != nil && !errors.Is(err, jetstream.ErrEndOfData) {
+	if err := list.Err(); err != nil && !errors.Is(err, jetstream.ErrEndOfData) {
 		return nil, false, fmt.Errorf("list the consumers of stream %s: %w", stream, unanswered(js, err))
 	}
 	slices.SortFunc(all, func(a, b Durable) int { return strings.Compare(a.Name, b.Name) })
-	return all, more, nil
+	return all, false, nil
+}
+
+func durableOf(c *jetstream.ConsumerInfo, stream string, last uint64) Durable {
+	d := Durable{Name: c.Name, Stream: stream, State: CaughtUp, Behind: c.NumPending, Unacked: c.NumAckPending,
+		Redelivered: c.NumRedelivered, Waiting: c.NumWaiting, Floor: c.AckFloor.Stream, Last: last}
+	if c.PushBound {
+		d.Waiting = 1
+	}
+	if d.Unacked == 0 { // the floor of a new consumer does not say where it began
+		d.Floor = max(d.Floor, c.Delivered.Stream)
+	}
+	active := c.Created
+	for _, at := range []*time.Time{c.Delivered.Last, c.AckFloor.Last} { // a server forgets them when it restarts
+		if at != nil && at.After(active) {
+			active = *at
+		}
+	}
+	d.Idle = max(0, c.TimeStamp.Sub(active).Seconds()) // by the server's clock
+	switch {
+	case d.Redelivered > ManyRedelivered:
+		d.State = Redelivers
+	case d.Behind == 0 && d.Unacked == 0:
+	case d.Waiting == 0 && d.Idle > IdleSeconds:
+		d.State = Unserved
+	default:
+		d.State = Working
+	}
+	return d
 }
 
 // Metadata of a durable consumer that Subscribe created.

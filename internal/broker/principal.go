@@ -173,7 +173,7 @@ func (p Principal) Permissions(c Config) (publish, subscribe []string) {
 func (p Principal) uses(c Config) (sends, hears []string) {
 	switch p.Role {
 	case Relay:
-		sends = append(api("INFO", "STREAM.INFO.*", "STREAM.MSG.GET.*", "CONSUMER.LIST."+c.DeadStream(), "CONSUMER.INFO.*.*"),
+		sends = append(api("INFO", "STREAM.INFO.*", "STREAM.MSG.GET.*", "CONSUMER.LIST.*", "CONSUMER.INFO.*.*"),
 			c.Prefix+".>")
 		if !c.Unmanaged {
 			sends = append(sends, api("STREAM.CREATE.*", "STREAM.UPDATE.*", "CONSUMER.CREATE.*.*.>")...)
@@ -186,7 +186,7 @@ func (p Principal) uses(c Config) (sends, hears []string) {
 		}
 		return once(sends), once(hears)
 	case API:
-		return append(api("INFO", "STREAM.NAMES", "STREAM.INFO.*"), WakeSubject),
+		return append(api("INFO", "STREAM.NAMES", "STREAM.INFO.*", "CONSUMER.LIST.*"), WakeSubject),
 			[]string{c.liveEvents()}
 	case Consumer:
 		return api("INFO", "STREAM.NAMES", "STREAM.INFO.*", "STREAM.MSG.GET.*", "CONSUMER.CREATE.*.*", "CONSUMER.MSG.NEXT.*.*",

@@ -189,7 +189,7 @@ func prepareReplies(t *testing.T, l *natsLogins) *replies {
 			[2]string{"$JS.ACK.EVENTS-0." + durable + ".1.1.1.1.1", "+NXT"}, [2]string{"EVENTS-dead.letter." + durable, ""},
 			[2]string{"$JS.API.CONSUMER.CREATE.EVENTS-1." + durable, `{"stream_name":"EVENTS-1","config":{"ack_policy":"explicit"}}`})
 	}
-	for _, verb := range []string{"INFO", "STREAM.NAMES", "STREAM.INFO.EVENTS-0"} {
+	for _, verb := range []string{"INFO", "STREAM.NAMES", "STREAM.INFO.EVENTS-0", "CONSUMER.LIST.EVENTS-0"} {
 		r.requests = append(r.requests, [2]string{"$JS.API." + verb, ""})
 	}
 	r.requests = append(r.requests, [2]string{"$JS.API.STREAM.MSG.GET.EVENTS-0", `{"seq":1}`}, [2]string{broker.WakeSubject, ""},

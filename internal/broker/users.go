@@ -270,7 +270,8 @@ func (k Keys) Server(c Config, all []Principal, revoked ...Revocation) (string, 
 // exported are the subjects of which each account may get a part.
 func exported(c Config) (all []share) {
 	for _, subject := range append(api("INFO", "STREAM.NAMES", "STREAM.INFO.*", "STREAM.MSG.GET.*", "CONSUMER.CREATE.*.*",
-		"CONSUMER.DELETE.*.*", "CONSUMER.INFO.*.*", "CONSUMER.MSG.NEXT.*.*"), "$JS.ACK.>", c.DeadStream()+".letter.*", WakeSubject) {
+		"CONSUMER.LIST.*", "CONSUMER.DELETE.*.*", "CONSUMER.INFO.*.*",
+		"CONSUMER.MSG.NEXT.*.*"), "$JS.ACK.>", c.DeadStream()+".letter.*", WakeSubject) {
 		all = append(all, share{subject: subject})
 	}
 	return append(all, share{subject: c.LivePrefix + ".>", hears: true})

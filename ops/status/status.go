@@ -3,7 +3,6 @@ package status
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -467,22 +466,19 @@ func (src Sources) leases(ctx context.Context, st *State, pool *pgxpool.Pool, ki
 
 // ReadExternal adds the durable consumers of the streams to a state that Read returned. If NATS
 // cannot answer, State.NotListed has the reason.
-func ReadExternal(ctx context.Context, src Sources, st *State) error {
+func ReadExternal(ctx context.Context, src Sources, st *State) (err error) {
+	if src.JetStream == nil || st.IsUnavailable(ServerNATS) {
+		return nil
+	}
+	var streams []string
 	for _, p := range st.Partitions {
-		if src.JetStream == nil || p.Replicas == 0 || st.IsUnavailable(ServerNATS) {
-			continue
-		}
-		all, more, err := broker.Durables(ctx, src.JetStream, p.Stream)
-		switch {
-		case broker.IsTransient(err):
-			st.NotListed = daemon.Plain(err)
-			return nil
-		case err != nil && !errors.Is(err, jetstream.ErrStreamNotFound):
-			return err
-		}
-		if st.External = append(st.External, all...); more {
-			st.MoreOf = append(st.MoreOf, p.Stream)
+		if p.Replicas > 0 {
+			streams = append(streams, p.Stream)
 		}
 	}
-	return nil
+	st.External, st.MoreOf, err = broker.Durables(ctx, src.JetStream, append(streams, src.Broker.DeadStream())...)
+	if broker.IsTransient(err) {
+		st.NotListed, err = daemon.Plain(err), nil
+	}
+	return err
 }

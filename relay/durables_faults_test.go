@@ -1,0 +1,90 @@
+//go:build faults
+
+package relay
+
+import (
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+)
+
+// TestTheMetricsTellASubscriberThatIsGoneFromOneThatAcknowledgesNothing has one of each, and one
+// that works. Its series are what the alerts SubscriberAbsent, SubscriberLagHigh and
+// SubscriberRedelivers ask for, but for the time that these wait.
+func TestTheMetricsTellASubscriberThatIsGoneFromOneThatAcknowledgesNothing(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	b := testkit.NATSProcess(t)
+	r := newRelay(t, pool, b)
+	r.durablesEvery = 100 * time.Millisecond
+	start(t, r)
+	stream := b.Config().StreamName(0)
+	js, err := jetstream.New(b.Connect(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, "the stream", func() (bool, error) {
+		_, err := js.Stream(t.Context(), stream)
+		return err == nil, err
+	})
+	// reads starts a program that reads with its own durable consumer, over its own connection.
+	reads := func(name string, do func(jetstream.Msg)) (kill func()) {
+		t.Helper()
+		nc := b.Connect(t)
+		js, err := jetstream.New(nc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := js.CreateConsumer(t.Context(), stream, jetstream.ConsumerConfig{Durable: name, AckWait: time.Second,
+			AckPolicy: jetstream.AckExplicitPolicy})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Consume(do); err != nil {
+			t.Fatal(err)
+		}
+		return nc.Close
+	}
+	ack := func(m jetstream.Msg) { _ = m.Ack() } // its connection may be closed
+	kill := reads("killed", ack)
+	reads("deaf", func(jetstream.Msg) {})
+	reads("works", ack)
+	await := func(what string, is func(of func(metric, consumer string) float64) bool) {
+		t.Helper()
+		testkit.Eventually(t, what, func() (bool, error) {
+			all := r.exports(t)
+			return len(all) > 0 && is(func(metric, consumer string) float64 {
+				return all["tidings_durable_"+metric+" "+consumer+" "+stream]
+			}), nil
+		})
+	}
+	const events = broker.ManyRedelivered + 2
+	for i := range int64(events) {
+		insertRow(t, pool, i+1, "created")
+	}
+	await("two subscribers to have everything", func(of func(metric, consumer string) float64) bool {
+		return of("ack_floor", "killed") == events && of("ack_floor", "works") == events && of("waiting_pulls", "killed") > 0 &&
+			of("pending_messages", "killed") == 0
+	})
+	kill()
+	insertRow(t, pool, 100, "created")
+	await("nobody to serve the killed one, for some seconds", func(of func(metric, consumer string) float64) bool {
+		return of("pending_messages", "killed") == 1 && of("waiting_pulls", "killed") == 0 && of("idle_seconds", "killed") > 3 &&
+			of("ack_floor", "killed") < of("stream_sequence", "killed") &&
+			of("waiting_pulls", "works") > 0 && of("ack_floor", "works") == events+1
+	})
+	await("what the deaf one gets to be delivered again and again", func(of func(metric, consumer string) float64) bool {
+		return of("redelivered_messages", "deaf") > broker.ManyRedelivered && of("ack_floor", "deaf") == 0 &&
+			of("waiting_pulls", "deaf") > 0 && of("idle_seconds", "deaf") < 3 && of("redelivered_messages", "works") == 0
+	})
+	b.Kill(t)
+	testkit.Eventually(t, "no series without NATS", func() (bool, error) { return len(r.exports(t)) == 0, nil })
+	b.Restart(t)
+	await("the series after a restart of NATS", func(of func(metric, consumer string) float64) bool {
+		return of("pending_messages", "killed") == 1 && of("waiting_pulls", "killed") == 0 && of("redelivered_messages", "deaf") > 0
+	})
+}
