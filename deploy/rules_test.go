@@ -11,6 +11,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/ops/doctor"
 )
 
@@ -110,11 +111,13 @@ func TestTheAlertsHaveTheLimitsOfTheDoctor(t *testing.T) {
 		t.Fatal(err)
 	}
 	for alert, limit := range map[string]string{
-		"OutboxLagHigh":     fmt.Sprintf(`> %d\n`, doctor.LateSeconds),
-		"OutboxUndelivered": fmt.Sprintf(`> %d\n`, doctor.UndeliveredSeconds),
-		"ConsumerLagHigh":   fmt.Sprintf(`> %d\n`, doctor.LateSeconds),
-		"StreamNearlyFull":  fmt.Sprintf(`> %v\n.*> %[1]v\n`, doctor.FullShare),
-		"CredentialsExpire": fmt.Sprintf(`< %d \* 86400\n[^:]*\) / %d\)\n`, doctor.ExpiryDays, doctor.ExpiryShare),
+		"OutboxLagHigh":        fmt.Sprintf(`> %d\n`, doctor.LateSeconds),
+		"OutboxUndelivered":    fmt.Sprintf(`> %d\n`, doctor.UndeliveredSeconds),
+		"ConsumerLagHigh":      fmt.Sprintf(`> %d\n`, doctor.LateSeconds),
+		"SubscriberAbsent":     fmt.Sprintf(`> %d\n`, broker.IdleSeconds),
+		"SubscriberRedelivers": fmt.Sprintf(`> %d\n`, broker.ManyRedelivered),
+		"StreamNearlyFull":     fmt.Sprintf(`> %v\n.*> %[1]v\n`, doctor.FullShare),
+		"CredentialsExpire":    fmt.Sprintf(`< %d \* 86400\n[^:]*\) / %d\)\n`, doctor.ExpiryDays, doctor.ExpiryShare),
 	} {
 		if !regexp.MustCompile(`- alert: ` + alert + `\n +expr: [^:]*` + limit).Match(b) {
 			t.Errorf("the alert %s lacks the limit %s", alert, limit)

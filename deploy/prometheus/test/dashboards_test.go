@@ -146,6 +146,7 @@ func checkSelectors(t *testing.T, what, source string, expr parser.Expr, known m
 type dev struct {
 	binary, dir     string
 	API, Ops, Token string
+	NATSURL         string `json:"nats_url"`
 }
 
 func startDev(t *testing.T) *dev {
@@ -249,6 +250,28 @@ func (d *dev) scrape(t *testing.T, db *teststorage.TestStorage, at time.Time) {
 	}
 }
 
+// awaitDurable waits until dev exports the durable consumer of the subscriber.
+func (d *dev) awaitDurable(t *testing.T) {
+	t.Helper()
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for range 60 {
+		resp, err := http.Get(d.Ops + "/metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(resp.Body)
+		if err := errors.Join(err, resp.Body.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(string(body), `tidings_durable_pending_messages{consumer="mailer"`) {
+			return
+		}
+		<-tick.C
+	}
+	t.Fatal("dev does not export the durable consumer")
+}
+
 // TestNoPanelIsEmptyOnAFleetThatWorks scrapes a dev under load and evaluates the queries of each
 // panel as Grafana does.
 func TestNoPanelIsEmptyOnAFleetThatWorks(t *testing.T) {
@@ -256,8 +279,14 @@ func TestNoPanelIsEmptyOnAFleetThatWorks(t *testing.T) {
 	db := teststorage.New(t)
 	start := time.Unix(1_700_000_000, 0)
 	d.scrape(t, db, start)
+	nats := exec.Command(d.binary, "nats", "durable", "--name", "mailer")
+	nats.Env = append(os.Environ(), "NATS_URL="+d.NATSURL)
+	if out, err := nats.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
 	d.run(t, "load", "--generate", "users=50,edges=300,seed=1")
 	d.run(t, "load", "--kind", "comment", "--generate", "posts=5,comments=100,seed=1")
+	d.awaitDurable(t)
 	d.scrape(t, db, start.Add(15*time.Second))
 	d.run(t, "verify")
 	d.scrape(t, db, start.Add(30*time.Second))

@@ -44,6 +44,15 @@ var healthy = []string{
 	`tidings_consumer_dead_letters{consumer="c"} 0x600`,
 	`tidings_consumer_offset_dead_letters{consumer="c"} 0x600`, `tidings_projection_differences_total{consumer="c"} 0x600`,
 	`tidings_api_shed_requests_total{reason="requests"} 0x600`,
+	// A subscriber of all events, of which one is always in hand, and one whose events are rare.
+	`tidings_durable_pending_messages{consumer="m",stream="A"} 0x600`, `tidings_durable_pending_messages{consumer="r",stream="A"} 0x600`,
+	`tidings_durable_unacknowledged_messages{consumer="m",stream="A"} 1x600`,
+	`tidings_durable_waiting_pulls{consumer="m",stream="A"} 1x600`,
+	`tidings_durable_waiting_pulls{consumer="r",stream="A"} 0x600`, `tidings_durable_idle_seconds{consumer="m",stream="A"} 0x600`,
+	`tidings_durable_idle_seconds{consumer="r",stream="A"} 86400x600`,
+	`tidings_durable_redelivered_messages{consumer="m",stream="A"} 1x600`,
+	`tidings_durable_ack_floor{consumer="m",stream="A"} 99+100x600`, `tidings_durable_stream_sequence{consumer="m",stream="A"} 100+100x600`,
+	`tidings_durable_ack_floor{consumer="r",stream="A"} 5x600`, `tidings_durable_stream_sequence{consumer="r",stream="A"} 100+100x600`,
 	`tidings_postgres_blocked_sessions 0x600`, `tidings_stream_bytes{stream="EVENTS-0"} 70x600`,
 	`tidings_stream_limit_bytes{stream="EVENTS-0"} 100x600`,
 	// Two hours and 37 minutes more than 14 days after time 0, when the test begins.
@@ -173,6 +182,25 @@ var cases = map[string]struct {
 			`tidings_nats_credentials_issued_timestamp_seconds{instance="a"} -20400x600`}},
 	"TokensExpire": {sick: []string{`tidings_api_tokens_expiring 0x3 1x600`}, fires: 4*interval + time.Hour,
 		near: []string{`tidings_api_tokens_expiring 0x3 1x200 0x600`}},
+	// Its program ends with an event in hand, and more follow.
+	"SubscriberAbsent": {sick: []string{`tidings_durable_pending_messages{consumer="m",stream="A"} 0x3 0+100x600`,
+		`tidings_durable_waiting_pulls{consumer="m",stream="A"} 1x3 0x600`,
+		`tidings_durable_idle_seconds{consumer="m",stream="A"} 0x3 15+15x600`,
+		`tidings_durable_ack_floor{consumer="m",stream="A"} 99+100x3 399x600`},
+		fires: 24*interval + 5*time.Minute,
+		// Programs that ask every few minutes, wait for events, and are late with a rare event.
+		near: []string{`tidings_durable_waiting_pulls{consumer="m",stream="A"} 1x3 0x600`,
+			`tidings_durable_idle_seconds{consumer="m",stream="A"} 299x600`,
+			`tidings_durable_pending_messages{consumer="r",stream="A"} 0x3 1x19 0x600`}},
+	// It does not acknowledge one event, and continues with others.
+	"SubscriberLagHigh": {sick: []string{`tidings_durable_ack_floor{consumer="m",stream="A"} 99+100x3 399x600`},
+		fires: 43*interval + 5*time.Minute,
+		near: []string{`tidings_durable_ack_floor{consumer="m",stream="A"} 0x39 100+100x600`,
+			`tidings_durable_pending_messages{consumer="r",stream="A"} 0x60 1x19 0x600`,
+			`tidings_durable_waiting_pulls{consumer="r",stream="A"} 1x600`}},
+	"SubscriberRedelivers": {sick: []string{`tidings_durable_redelivered_messages{consumer="m",stream="A"} 0x3 11x600`},
+		fires: 4*interval + 10*time.Minute,
+		near:  []string{`tidings_durable_redelivered_messages{consumer="m",stream="A"} 10x600`}},
 	"ProjectionDrift": {sick: []string{`tidings_projection_differences_total{consumer="c"} 0x3 1x600`}, fires: 4 * interval},
 }
 
