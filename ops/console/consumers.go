@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/words"
 	"github.com/tidings/tidings/ops/audit"
 	"github.com/tidings/tidings/ops/doctor"
@@ -23,6 +24,15 @@ type consumersPage struct {
 	Rows        []consumerRow
 	Unavailable []string // what is unavailable or locked
 	Replays     bool     // the console has a login for replays
+	External    []external
+	MoreOf      []string // streams that have more of them
+	NotListed   string   // why External is incomplete
+}
+
+// external is a subscriber's durable consumer.
+type external struct {
+	broker.Durable
+	Level string
 }
 
 type consumerRow struct {
@@ -61,7 +71,15 @@ func (c *Console) consumersData(ctx context.Context, _ *view) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := consumersPage{Unavailable: now.State.Missing(), Replays: c.deps.OwnerURL != ""}
+	p := consumersPage{Unavailable: now.State.Missing(), Replays: c.deps.OwnerURL != "",
+		MoreOf: now.State.MoreOf, NotListed: now.State.NotListed}
+	for _, d := range now.State.External {
+		level := "ok"
+		if d.State == broker.Unserved || d.State == broker.Redelivers {
+			level = "warn"
+		}
+		p.External = append(p.External, external{d, level})
+	}
 	verified := map[string]audit.Act{}
 	if !now.State.IsUnavailable(status.ServerTruth) {
 		if verified, err = audit.Last(ctx, c.deps.Truth, actVerify, c.observer.src.Consumers); err != nil {

@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
@@ -117,6 +119,44 @@ func TestAConsumerIsPausedResumedAndVerified(t *testing.T) {
 	if a := amy.get("/console/act/consumer.pause?consumer=archiver"); a.status != 403 || !strings.Contains(a.text(), "for operators") {
 		t.Errorf("a tenant's admin pauses: %d", a.status)
 	}
+}
+
+// TestASubscriberThatAcknowledgesNothingIsOnThePages delivers more events twice than are usual.
+func TestASubscriberThatAcknowledgesNothingIsOnThePages(t *testing.T) {
+	h := start(t)
+	cfg := h.nats.Config()
+	if _, err := broker.Declare(t.Context(), h.js, cfg, broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(t)); err != nil {
+		t.Fatal(err)
+	}
+	const events = broker.ManyRedelivered + 1
+	for range events {
+		if _, err := h.js.Publish(t.Context(), cfg.Prefix+".0.t7.post.created", nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c, err := h.js.CreateConsumer(t.Context(), cfg.StreamName(0), jetstream.ConsumerConfig{Durable: "mailer",
+		AckPolicy: jetstream.AckExplicitPolicy})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var held []jetstream.Msg
+	for i := range 2 * events {
+		m, err := c.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if held = append(held, m); i != events-1 {
+			continue
+		}
+		for _, m := range held {
+			if err := m.Nak(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	rea := h.signIn(t, h.Tokens.Reader)
+	page(t, rea, "/console/doctor").says("mailer", "it does not acknowledge 11 messages of "+cfg.StreamName(0))
+	page(t, rea, "/console/consumers").says("Subscribers", "mailer "+cfg.StreamName(0)+" redelivers 0 11 11")
 }
 
 func TestThePagesSayWhichServerIsAway(t *testing.T) {

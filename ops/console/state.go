@@ -2,6 +2,7 @@ package console
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -39,6 +40,7 @@ type probed struct {
 	At       time.Time
 	Err      error // why Findings are incomplete
 	Findings []doctor.Finding
+	External status.State // has the external consumers, and nothing else that is used
 }
 
 // level returns the class of the worst finding about the places: bad, warn, or ok without one.
@@ -100,6 +102,8 @@ func (o *observer) state(ctx context.Context, fresh bool) (*observed, error) {
 	if now.Probed, err = o.probe(ctx, now.State, asked, fresh); err != nil {
 		return nil, err
 	}
+	now.State.External, now.State.MoreOf, now.State.NotListed = now.Probed.External.External, now.Probed.External.MoreOf,
+		now.Probed.External.NotListed
 	now.Findings = doctor.Rank(append(doctor.Fleet(now.State), now.Probed.Findings...))
 	return &now, nil
 }
@@ -127,9 +131,10 @@ func (o *observer) probe(ctx context.Context, st status.State, asked time.Time, 
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), probeFor)
 	defer cancel()
 	found, err := doctor.Probe(ctx, o.src, st)
+	err = errors.Join(err, status.ReadExternal(ctx, o.src, &st))
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.probed = probed{began, err, found}
+	o.probed = probed{began, err, found, st}
 	return o.probed, nil
 }
 

@@ -71,7 +71,7 @@ func (f Finding) String() string {
 }
 
 // Diagnose checks every rule, and returns the findings as Rank orders them. st is a state that was
-// just read from src.
+// just read from src, with the external consumers.
 func Diagnose(ctx context.Context, src status.Sources, st status.State) ([]Finding, error) {
 	probed, err := Probe(ctx, src, st)
 	return Rank(append(Fleet(st), probed...)), err

@@ -2,10 +2,12 @@ package doctor
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/words"
 	"github.com/tidings/tidings/ops/status"
 	"github.com/tidings/tidings/outbox"
@@ -159,6 +161,38 @@ var fleetRules = []Rule{
 			return counted(c.DeadLetters, "dead letter", ", and later events of the same aggregates wait",
 				"tidings dlq consumer list --consumer "+c.Consumer)
 		})},
+	{Name: "subscribers-unknown", Severity: Warning, Runbook: "NATSReportsAnError", Follows: []Cause{{"no-leader", ""}},
+		Check: func(st status.State, found func(Finding)) {
+			if st.NotListed != "" {
+				found(Finding{Where: status.ServerNATS, What: "the durable consumers of subscribers are unknown: " + st.NotListed,
+					Repair: "run the command again, or install the output of tidings nats users"})
+			}
+		}},
+	{Name: "subscriber-absent", Severity: Warning, Runbook: "SubscriberAbsent", Console: "consumers", Check: durables(broker.Unserved,
+		func(d broker.Durable) string {
+			return fmt.Sprintf("%s of %s wait for it, and nobody has asked for them for %s",
+				words.Of(int64(d.Behind)+int64(d.Unacked), "message"), d.Stream, words.Seconds(d.Idle))
+		})},
+	{Name: "subscriber-redelivers", Severity: Warning, Runbook: "SubscriberRedelivers", Console: "consumers",
+		Check: durables(broker.Redelivers, func(d broker.Durable) string {
+			return fmt.Sprintf("it does not acknowledge %s of %s, and NATS delivers them again",
+				words.Of(int64(d.Redelivered), "message"), d.Stream)
+		})},
+}
+
+// durables is the check that finds the durable consumers in a state: one finding for all streams.
+func durables(state string, say func(broker.Durable) string) func(status.State, func(Finding)) {
+	return func(st status.State, found func(Finding)) {
+		says := make(map[string][]string)
+		for _, d := range st.External {
+			if d.State == state {
+				says[d.Name] = append(says[d.Name], say(d))
+			}
+		}
+		for _, name := range slices.Sorted(maps.Keys(says)) {
+			found(Finding{Where: name, What: strings.Join(says[name], "; "), Count: int64(len(says[name]))})
+		}
+	}
 }
 
 // probeRules are those that Probe checks beside databaseRules.

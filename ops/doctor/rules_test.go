@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/ops/jobs"
 	"github.com/tidings/tidings/ops/status"
@@ -45,7 +46,14 @@ func TestEveryCheckOfTheFleetFindsItsIllness(t *testing.T) {
 		"dead-letters":     func(st *status.State) { st.Consumers[0].DeadLetters = 1 },
 		"lease-refused":    func(st *status.State) { st.Refusals = []status.Refusal{{Kind: "c", By: "c-1"}} },
 		"publish-fails":    func(st *status.State) { st.Partitions[0].Trouble = "NATS has no room" },
-		"lag-unknown":      func(st *status.State) { st.Consumers[0].Unknown = "no leader" },
+		"subscriber-absent": func(st *status.State) {
+			st.External = []broker.Durable{{Name: "m", Stream: "A", State: broker.Unserved},
+				{Name: "m", Stream: "B", State: broker.Unserved},
+				{Name: "other", State: broker.Working}}
+		},
+		"subscribers-unknown":   func(st *status.State) { st.NotListed = "no answer" },
+		"subscriber-redelivers": func(st *status.State) { st.External = []broker.Durable{{Name: "m", State: broker.Redelivers}} },
+		"lag-unknown":           func(st *status.State) { st.Consumers[0].Unknown = "no leader" },
 	} {
 		st := healthy()
 		harm(&st)

@@ -28,8 +28,8 @@ func (p Process) doctorCommand() *cobra.Command {
 		short: "Find present and coming problems, and name the command that solves each",
 		long: `Doctor checks PostgreSQL, NATS and the fleet. PostgreSQL: settings that lose data, old transactions,
 replication slots, dead rows, row security, roles, connections, clocks. NATS: version, limits,
-changed streams. Fleet: partitions without a holder, refused streams, lags, dead letters, jobs,
-locks, months without an export. It changes nothing. Each finding names the command or the page that
+changed streams. Fleet: partitions without a holder, refused streams, lags, subscribers that nobody
+runs, dead letters, jobs, locks, months without an export. It changes nothing. Each finding names the command or the page that
 solves it. The exit code is 0 without findings, 1 with warnings and 3 with errors.`,
 		needs: needServers, json: onePer("finding"),
 		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
@@ -76,6 +76,9 @@ func (p Process) diagnose(ctx context.Context, data string) ([]doctor.Finding, e
 	}
 	defer y.close()
 	st, err := status.Await(ctx, y.Sources, status.Patience, status.State.Seen)
+	if err == nil {
+		err = status.ReadExternal(ctx, y.Sources, &st)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -87,9 +87,10 @@ func printState(w io.Writer, st status.State) error {
 	if st.PerSecond != nil {
 		outboxRows[0], outboxRows[1] = append(outboxRows[0], "PUBLISHED/S"), append(outboxRows[1], count(int64(st.PerSecond.Published)))
 	}
-	externalRows := [][]string{{"EXTERNAL CONSUMER", "STREAM", "BEHIND", "UNACKNOWLEDGED"}}
+	externalRows := [][]string{{"EXTERNAL CONSUMER", "STREAM", "BEHIND", "UNACKNOWLEDGED", "REDELIVERED", "IDLE", "STATE"}}
 	for _, e := range st.External {
-		externalRows = append(externalRows, []string{e.Name, e.Stream, count(int64(e.Behind)), count(int64(e.Unacked))})
+		externalRows = append(externalRows, []string{cell(e.Name), e.Stream, count(int64(e.Behind)), count(int64(e.Unacked)),
+			count(int64(e.Redelivered)), seconds(e.Idle), e.State})
 	}
 	if all := notes(st); len(all) > 0 {
 		fmt.Fprint(w, strings.Join(all, "\n"), "\n\n")
@@ -113,9 +114,6 @@ func notes(st status.State) (all []string) {
 	for _, stream := range st.MoreOf {
 		all = append(all, fmt.Sprintf("Stream %s has more external consumers than this list: `nats consumer ls %s` lists all.",
 			stream, stream))
-	}
-	if st.NotListed != "" {
-		all = append(all, "The external consumers are unknown: "+st.NotListed)
 	}
 	return all
 }
