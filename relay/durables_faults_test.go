@@ -3,10 +3,13 @@
 package relay
 
 import (
+	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
@@ -87,4 +90,37 @@ func TestTheMetricsTellASubscriberThatIsGoneFromOneThatAcknowledgesNothing(t *te
 	await("the series after a restart of NATS", func(of func(metric, consumer string) float64) bool {
 		return of("pending_messages", "killed") == 1 && of("waiting_pulls", "killed") == 0 && of("redelivered_messages", "deaf") > 0
 	})
+}
+
+// TestARelayThatMayNotListConsumersPublishes has the permissions of an older release, and asks
+// seldom: the server logs each refusal.
+func TestARelayThatMayNotListConsumersPublishes(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	all, err := broker.Complete(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range all {
+		t.Setenv(p.Variable(), "secret")
+	}
+	cfg := broker.Config{Stream: "EVENTS", Prefix: "events", LivePrefix: "live"}
+	b := testkit.NATSWith(t, strings.ReplaceAll(broker.Users(cfg, all), `"$JS.API.CONSUMER.LIST.*", "$JS.API.CONSUMER.INFO`,
+		`"$JS.API.CONSUMER.INFO`))
+	cfg = b.Config()
+	cfg.URL, cfg.InboxPrefix = strings.Replace(b.URL, "nats://", "nats://relay:secret@", 1), "_INBOX_relay"
+	log := &testkit.Output{}
+	r, err := New(testConfig(), pool, cfg, slog.New(slog.NewTextHandler(log, nil)), prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.durablesEvery = 20 * time.Millisecond
+	start(t, r)
+	testkit.Eventually(t, "the relay to give up", func() (bool, error) {
+		return strings.Contains(log.String(), `"cannot list the durable consumers; retrying" component=relay wait=5m0s`), nil
+	})
+	insertRow(t, pool, 1, "created")
+	awaitDrained(t, t.Context(), pool, time.Minute)
+	if got := r.exports(t); len(got) > 0 || strings.Count(log.String(), "CONSUMER.LIST") != 1 {
+		t.Errorf("it exports %v, and says:\n%s", got, log)
+	}
 }
