@@ -92,10 +92,15 @@ func (r *reader) lose(m *message) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.lost++; s.lost == s.concurrency {
-		select {
-		case s.stuck <- fmt.Errorf("%w: all %d places of %s are taken, the last by event %s", ErrStuck, s.lost, s.durable, m.event.ID):
-		default:
-		}
+		s.end(fmt.Errorf("%w: all %d places of %s are taken, the last by event %s", ErrStuck, s.lost, s.durable, m.event.ID))
+	}
+}
+
+// end makes Handle return an error, unless it already has another one.
+func (s *subscriber) end(err error) {
+	select {
+	case s.failed <- err:
+	default:
 	}
 }
 

@@ -30,7 +30,7 @@ type Position struct {
 // includes may come again: apply an event of an edge if its (created_at, version) is later than
 // yours, and any other if its version is higher. It returns ErrBegun.
 func Begin(ctx context.Context, tx pgx.Tx, name string, exports ...[]Position) error {
-	if _, err := settingsOf(name, nil); err != nil {
+	if _, err := settingsOf(name, ofProject, nil); err != nil {
 		return err
 	}
 	begun, err := consumers.HasOffset(ctx, tx, name)

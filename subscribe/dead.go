@@ -187,7 +187,7 @@ type Letters struct {
 
 // HandlerDeadLetters returns the operations on the dead letters of all handlers.
 func HandlerDeadLetters(nc *nats.Conn, opts ...Option) (*Letters, error) {
-	s, err := settingsOf("letters", opts)
+	s, err := settingsOf("letters", ofHandle, opts)
 	if err != nil {
 		return nil, err
 	}

@@ -98,8 +98,11 @@ func (s *settings) typesOf(aggregateType string) []string {
 	return nil
 }
 
-// checkOnly returns ErrType if Only names an aggregate type without events.
+// checkOnly returns ErrType if Only names an aggregate type without events, or none.
 func (s *settings) checkOnly() error {
+	if s.only != nil && len(s.only) == 0 {
+		return fmt.Errorf("%w: Only names no aggregate type", ErrType)
+	}
 	for _, t := range slices.Sorted(maps.Keys(s.only)) {
 		if s.typesOf(t) == nil {
 			return fmt.Errorf("%w: Only(%.80q): %w", ErrType, t, errUndeclared(t))

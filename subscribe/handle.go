@@ -42,11 +42,12 @@ type Event[T any] struct {
 // NAME-KIND-EVENT. Handle begins the new streams of a resize after their predecessors are handled.
 // The package comment states the order of events.
 //
-// It returns ErrName, ErrType, ErrNoStreams and ErrClosed. It returns ErrStuck if calls that do not
-// return take all places (Concurrency), or if some have not returned after Drain.
+// It returns ErrName, ErrType, ErrOption, ErrFilter, ErrNoStreams and ErrClosed. It returns
+// ErrStuck if calls that do not return take all places (Concurrency), or if some have not returned
+// after Drain.
 func Handle[T any](ctx context.Context, nc *nats.Conn, name, eventType string,
 	fn func(context.Context, Event[T]) error, opts ...Option) error {
-	s, err := settingsOf(name, opts)
+	s, err := settingsOf(name, ofHandle, opts)
 	if err != nil {
 		return err
 	}
@@ -78,8 +79,8 @@ type subscriber struct {
 	call    func(ctx context.Context, e *event.Event, attempt int) error
 	metrics *metrics
 	slots   chan struct{} // one value per running call
-	stuck   chan error
-	kept    atomic.Bool // an operator created the consumers, and only an operator changes them
+	failed  chan error    // why Handle returns
+	kept    atomic.Bool   // an operator created the consumers, and only an operator changes them
 	readers work.Crew[string, *reader]
 
 	mu       sync.Mutex
@@ -98,7 +99,7 @@ func newSubscriber(s *settings, js jetstream.JetStream, eventType string, call f
 	s.log = s.log.With("component", "subscriber", "subscriber", durable)
 	return &subscriber{
 		settings: s, js: js, durable: durable, filter: filter, call: call,
-		slots: make(chan struct{}, s.concurrency), stuck: make(chan error, 1),
+		slots: make(chan struct{}, s.concurrency), failed: make(chan error, 1),
 		troubles: make(map[string]error), done: make(map[string]bool), known: make(map[string]time.Time),
 	}
 }
@@ -130,7 +131,7 @@ func (s *subscriber) run(ctx context.Context) (err error) {
 		s.assignReaders(reading, handling)
 		select {
 		case <-ctx.Done():
-		case err = <-s.stuck:
+		case err = <-s.failed:
 		case err = <-closed:
 		case <-tick.C:
 		}

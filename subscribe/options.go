@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"regexp"
+	"slices"
 	"sync"
 	"time"
 
@@ -27,6 +28,13 @@ var (
 	// ErrType reports a type of events that no kind has, or whose payload does not match the
 	// handler's type.
 	ErrType = errors.New("subscribe: no such type of events")
+	// ErrOption reports an option that the function does not have, or whose value is out of bounds.
+	// It also reports a Takeover or InOrder other than that of the durable consumer of an
+	// operator.
+	ErrOption = errors.New("subscribe: the option does not apply")
+	// ErrFilter reports a subscriber that exists and has another filter: another Only, or a durable
+	// consumer of the same name with other subjects.
+	ErrFilter = errors.New("subscribe: the subscriber exists with another filter")
 	// ErrNoStreams reports a NATS server that answers but has no stream of events. It is the wrong
 	// server, or no relay has run yet.
 	ErrNoStreams = errors.New("subscribe: there are no streams of events")
@@ -45,11 +53,30 @@ var (
 // errNoDurable reports that a tenant has no durable consumers yet.
 var errNoDurable = errors.New("subscribe: there are no durable consumers of this subscriber")
 
-// Option changes a default of Handle, Project, DeadLetters or Lag.
+// Option changes a default of Handle and HandlerDeadLetters, or of Project, DeadLetters and Lag. An
+// option of only one of these groups says so, and the other one returns ErrOption.
 type Option func(*settings)
+
+// The functions whose options exist.
+const (
+	ofHandle  = "Handle"
+	ofProject = "Project"
+)
+
+// optionOf returns an option that only one of the functions has.
+func optionOf(function, name string, set Option) Option {
+	return func(s *settings) {
+		if s.function != function {
+			s.refused = append(s.refused, fmt.Errorf("%w: %s is an option of %s, not of %s", ErrOption, name, function, s.function))
+		}
+		set(s)
+	}
+}
 
 type settings struct {
 	name      string
+	function  string // of which these are the options
+	refused   []error
 	streams   consumers.Streams
 	kinds     *kinds.Set
 	upstreams []*upstreams.Upstream
@@ -80,7 +107,9 @@ func Streams(name, prefix string) Option {
 // Tenant makes Handle work in a tenant's NATS account (`tidings nats`), as the subscriber of that
 // tenant with that name. It reads the tenant's events through the durable consumers that `tidings
 // nats durable` created.
-func Tenant(id int64) Option { return func(s *settings) { s.tenant = id } }
+func Tenant(id int64) Option {
+	return optionOf(ofHandle, "Tenant", func(s *settings) { s.tenant = id })
+}
 
 // Kinds names the kinds of an installation that has more than the built-in ones. kindfile.Extend
 // reads the file of `tidings kinds apply`.
@@ -110,25 +139,31 @@ func Timeout(d time.Duration) Option { return func(s *settings) { s.timeout = d 
 // Only makes Project deliver only the events of these aggregate types (names of kinds and
 // upstreams, and "thread").
 func Only(aggregateTypes ...string) Option {
-	return func(s *settings) {
+	return optionOf(ofProject, "Only", func(s *settings) {
 		s.only = make(map[string]bool)
 		for _, t := range aggregateTypes {
 			s.only[t] = true
 		}
-	}
+	})
 }
 
 // Batch is the largest number of events that Project delivers at once: 1 to 20,000. The default is
 // 4,000.
-func Batch(events int) Option { return func(s *settings) { s.batch = events } }
+func Batch(events int) Option {
+	return optionOf(ofProject, "Batch", func(s *settings) { s.batch = events })
+}
 
 // Concurrency is the number of calls of a handler that may run at once in this instance. The
 // default is 16. An instance handles one event of an aggregate at a time; other instances may
 // handle another one meanwhile, unless InOrder is set.
-func Concurrency(n int) Option { return func(s *settings) { s.concurrency = n } }
+func Concurrency(n int) Option {
+	return optionOf(ofHandle, "Concurrency", func(s *settings) { s.concurrency = n })
+}
 
 // Attempts is the number of attempts after which an event becomes a dead letter. The default is 10.
-func Attempts(n int) Option { return func(s *settings) { s.attempts = n } }
+func Attempts(n int) Option {
+	return optionOf(ofHandle, "Attempts", func(s *settings) { s.attempts = n })
+}
 
 // Takeover is the time without a sign of life after which other instances get an instance's work.
 // It is at least 1 second. It is JetStream's AckWait for Handle, and the duration of a lease for
@@ -138,29 +173,35 @@ func Takeover(d time.Duration) Option { return func(s *settings) { s.takeover = 
 
 // Drain is the time that running calls get after the context of Handle has ended. The default is 20
 // seconds.
-func Drain(d time.Duration) Option { return func(s *settings) { s.drain = d } }
+func Drain(d time.Duration) Option {
+	return optionOf(ofHandle, "Drain", func(s *settings) { s.drain = d })
+}
 
 // InOrder lets one instance at a time read a partition. So each aggregate's events come in the
 // order of the stream, no matter which instance handles them. The other instances stand by.
-func InOrder() Option { return func(s *settings) { s.inOrder = true } }
+func InOrder() Option {
+	return optionOf(ofHandle, "InOrder", func(s *settings) { s.inOrder = true })
+}
 
 // Since makes a new subscriber begin with the events stored at t or later, instead of the oldest
 // ones of the streams. It changes nothing for a subscriber that exists.
-func Since(t time.Time) Option { return func(s *settings) { s.since = t } }
+func Since(t time.Time) Option {
+	return optionOf(ofHandle, "Since", func(s *settings) { s.since = t })
+}
 
 // BackOff sets the wait after a failed attempt, by the number of that attempt. The default doubles
 // from 1 second to 1 minute.
 func BackOff(pause func(attempt int) time.Duration) Option {
-	return func(s *settings) { s.pause = pause }
+	return optionOf(ofHandle, "BackOff", func(s *settings) { s.pause = pause })
 }
 
 func backOff(attempt int) time.Duration { return min(time.Second<<min(attempt-1, 6), time.Minute) }
 
 var subscriberName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_-]{0,31}$`)
 
-func settingsOf(name string, opts []Option) (*settings, error) {
+func settingsOf(name, function string, opts []Option) (*settings, error) {
 	s := &settings{
-		name: name, kinds: kinds.Builtin(), log: slog.Default(), timeout: time.Minute, batch: 4000,
+		name: name, function: function, kinds: kinds.Builtin(), log: slog.Default(), timeout: time.Minute, batch: 4000,
 		concurrency: 16, attempts: 10, takeover: 10 * time.Second, drain: 20 * time.Second, pause: backOff,
 	}
 	for _, o := range opts {
@@ -174,16 +215,23 @@ func settingsOf(name string, opts []Option) (*settings, error) {
 	if !subscriberName.MatchString(name) {
 		return nil, fmt.Errorf("%w: %.80q", ErrName, name)
 	}
-	var errs []error
+	errs := s.refused
 	for what, bad := range map[string]bool{
 		"Timeout": s.timeout <= 0, "Batch": s.batch < 1 || s.batch > 20000, "Concurrency": s.concurrency < 1, "Attempts": s.attempts < 1,
-		"Takeover": s.takeover < time.Second, "Drain": s.drain < 0, "Tenant": s.tenant < 0,
+		"Takeover": s.takeover < time.Second, "Drain": s.drain < 0, "Tenant": s.tenant < 0, "BackOff": s.pause == nil, "Log": s.log == nil,
+		"Kinds": s.kinds == nil, "Upstreams": slices.Contains(s.upstreams, nil),
 	} {
 		if bad {
-			errs = append(errs, fmt.Errorf("subscribe: %s is out of bounds", what))
+			errs = append(errs, fmt.Errorf("%w: the value of %s is out of bounds", ErrOption, what))
 		}
 	}
-	return s, errors.Join(errs...)
+	if s.tenant > 0 && !s.since.IsZero() {
+		errs = append(errs, fmt.Errorf("%w: Since has no effect with Tenant: give `tidings nats durable` the flag --since", ErrOption))
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	return s, s.checkOnly()
 }
 
 func (s *settings) broker() broker.Config {

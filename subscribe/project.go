@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -19,6 +21,7 @@ import (
 	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/tracing"
+	"github.com/tidings/tidings/internal/work"
 	"github.com/tidings/tidings/migrations"
 )
 
@@ -43,15 +46,10 @@ type Apply func(ctx context.Context, tx pgx.Tx, batch []event.Event) error
 // If the program has a TracerProvider (otel.SetTracerProvider), a batch with an event of a sampled
 // trace has a span with links to the creations. The context of apply has that span.
 //
-// It returns ErrName, ErrType (of Only), ErrTables, ErrNoStreams, ErrClosed and ErrStuck.
+// It returns ErrName, ErrOption, ErrType (of Only), ErrFilter, ErrTables, ErrNoStreams, ErrClosed
+// and ErrStuck.
 func Project(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string, apply Apply, opts ...Option) error {
-	s, err := settingsOf(name, opts)
-	if err == nil {
-		err = s.checkOnly()
-	}
-	if err == nil && s.tenant > 0 {
-		err = errors.New("subscribe: Tenant is an option of Handle: a tenant's account cannot read all messages of the streams")
-	}
+	s, err := settingsOf(name, ofProject, opts)
 	if err != nil {
 		return err
 	}
@@ -65,6 +63,9 @@ func Project(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string
 	if _, err := s.awaitStreams(ctx, js, func(ctx context.Context) ([]broker.Stream, error) {
 		return broker.Streams(ctx, js, s.broker())
 	}); err != nil || ctx.Err() != nil {
+		return err
+	}
+	if err := s.keepFilter(ctx, pool); err != nil || ctx.Err() != nil {
 		return err
 	}
 	p := &projection{settings: s, apply: apply, stuck: make(chan error, 1)}
@@ -107,6 +108,34 @@ func (s *settings) awaitTables(ctx context.Context, pool *pgxpool.Pool) error {
 		return fmt.Errorf("%w: %w", ErrTables, err)
 	}
 	return err
+}
+
+// filterSQL records the filter of a new projection, and returns the recorded one. Index:
+// consumer_filters_pkey. Locks: the row.
+const filterSQL = `
+INSERT /* subscribe.filter */ INTO consumer_filters AS f (consumer_name, aggregate_types) VALUES (@consumer, @types)
+    ON CONFLICT (consumer_name) DO UPDATE SET aggregate_types = f.aggregate_types RETURNING aggregate_types`
+
+// keepFilter returns ErrFilter if Only differs from that of the projection's first start. It waits
+// while the database is unavailable.
+func (s *settings) keepFilter(ctx context.Context, pool *pgxpool.Pool) error {
+	types, was := slices.AppendSeq([]string{}, maps.Keys(s.only)), []string{}
+	slices.Sort(types)
+	err := pool.QueryRow(ctx, filterSQL, pgx.StrictNamedArgs{"consumer": s.name, "types": types}).Scan(&was)
+	switch {
+	case ctx.Err() != nil:
+		return nil
+	case postgres.IsTransient(err):
+		s.log.WarnContext(ctx, "waiting for the database", "err", err)
+		work.Sleep(ctx, assignInterval)
+		return s.keepFilter(ctx, pool)
+	case err != nil:
+		return fmt.Errorf("read the filter of projection %s: %w", s.name, err)
+	case !slices.Equal(was, types):
+		return fmt.Errorf("%w: Only of projection %s was %q and is %q (none is all): events that were left out would be missing; "+
+			"begin again with Replay, or take another name", ErrFilter, s.name, was, types)
+	}
+	return nil
 }
 
 // projection is the consumers.Projection that calls your function.
@@ -168,7 +197,7 @@ func guard(fn func() error) (err error) {
 // DeadLetters returns the operations on the parked events of a projection. Retry calls apply, the
 // projection's function.
 func DeadLetters(pool *pgxpool.Pool, name string, apply Apply, opts ...Option) (*consumers.DeadLetters, error) {
-	s, err := settingsOf(name, opts)
+	s, err := settingsOf(name, ofProject, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -178,7 +207,7 @@ func DeadLetters(pool *pgxpool.Pool, name string, apply Apply, opts ...Option) (
 // Lag returns how far a projection is behind the streams. It reads the database and NATS, never a
 // running instance.
 func Lag(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string, opts ...Option) (consumers.ConsumerLag, error) {
-	s, err := settingsOf(name, opts)
+	s, err := settingsOf(name, ofProject, opts)
 	if err != nil {
 		return consumers.ConsumerLag{}, err
 	}
@@ -193,14 +222,20 @@ func Lag(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string, op
 	return all[0], nil
 }
 
+// forgetFilterSQL deletes the record of a filter. Index: consumer_filters_pkey. Locks: the row.
+const forgetFilterSQL = `DELETE /* subscribe.forget_filter */ FROM consumer_filters WHERE consumer_name = @consumer`
+
 // Replay makes a projection begin again with the oldest events of the streams. clear empties its
 // tables, in the transaction that deletes its offsets and its dead letters. Instances may run
-// meanwhile. If streams no longer have their first events, the projection stops: fill it from
-// exports instead.
+// meanwhile, unless Only changes: end them first. If streams no longer have their first events, the
+// projection stops: fill it from exports instead.
 func Replay(ctx context.Context, pool *pgxpool.Pool, name string, clear func(ctx context.Context, tx pgx.Tx) error) error {
 	return postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		if err := consumers.Forget(ctx, tx, name); err != nil {
 			return err
+		}
+		if _, err := tx.Exec(ctx, forgetFilterSQL, pgx.StrictNamedArgs{"consumer": name}); err != nil {
+			return fmt.Errorf("forget the filter of projection %s: %w", name, err)
 		}
 		return clear(ctx, tx)
 	})

@@ -83,6 +83,9 @@ func (r *reader) run(ctx context.Context) {
 		if progress {
 			failures = 1
 		}
+		if errors.Is(err, ErrFilter) || errors.Is(err, ErrOption) {
+			r.end(err)
+		}
 		r.trouble(ctx, r.stream, err)
 		work.Sleep(ctx, max(200*time.Millisecond, work.Retry(failures))) // a session asks NATS for much
 	}
@@ -204,8 +207,8 @@ func (r *reader) declare(ctx context.Context) error {
 		was := have.CachedInfo().Config
 		cfg.DeliverPolicy, cfg.OptStartTime = was.DeliverPolicy, was.OptStartTime
 		if was.FilterSubject != cfg.FilterSubject || was.AckPolicy != cfg.AckPolicy {
-			return fmt.Errorf("the consumer %s of stream %s is not this subscriber's: its filter is %q", r.durable,
-				r.stream, was.FilterSubject)
+			return fmt.Errorf("%w: the consumer %s of stream %s is not this subscriber's: its filter is %q, and not %q", ErrFilter,
+				r.durable, r.stream, was.FilterSubject, cfg.FilterSubject)
 		}
 		if was.Metadata[broker.MetaFilter] != "" {
 			r.kept.Store(true)
@@ -235,8 +238,8 @@ func sameSettings(a, b jetstream.ConsumerConfig) bool {
 // fits returns an error if the options do not fit a consumer that an operator created.
 func (r *reader) fits(have jetstream.ConsumerConfig) error {
 	if inOrder := have.PriorityPolicy == jetstream.PriorityPolicyPinned; have.AckWait != r.takeover || inOrder != r.inOrder {
-		return fmt.Errorf("the consumer %s of stream %s was created with --ack-wait %s and --in-order=%t: "+
-			"the options of Handle must say Takeover(%[3]s), and InOrder() or not", r.durable, r.stream, have.AckWait, inOrder)
+		return fmt.Errorf("%w: the consumer %s of stream %s was created with --ack-wait %s and --in-order=%t: "+
+			"the options of Handle must say Takeover(%[4]s), and InOrder() or not", ErrOption, r.durable, r.stream, have.AckWait, inOrder)
 	}
 	return nil
 }

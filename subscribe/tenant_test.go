@@ -232,6 +232,31 @@ func TestEachTenantGetsItsEventsOverResizesInItsAccount(t *testing.T) {
 	}
 }
 
+// TestATenantsHandlerRefusesWhatItsConsumersAreNotMadeFor: only the operator changes these
+// consumers, so a wait for a match might last forever.
+func TestATenantsHandlerRefusesWhatItsConsumersAreNotMadeFor(t *testing.T) {
+	w := newTenants(t, byConfiguration)
+	w.subscribe()
+	nc := w.connect("t7_mailer")
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	for name, c := range map[string]struct {
+		of   string
+		opts []subscribe.Option
+		want error
+	}{
+		"another type of events": {"follow.removed", nil, subscribe.ErrFilter},
+		"all types of events":    {"follow.*", nil, subscribe.ErrFilter},
+		"an order":               {"follow.created", []subscribe.Option{subscribe.InOrder()}, subscribe.ErrOption},
+		"another takeover":       {"follow.created", []subscribe.Option{subscribe.Takeover(time.Second)}, subscribe.ErrOption},
+	} {
+		if err := subscribe.Handle(ctx, nc, "mailer", c.of, func(context.Context, subscribe.Event[event.Edge]) error { return nil },
+			append(c.opts, subscribe.Tenant(7), subscribe.Log(testkit.Logger(t)))...); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", name, err, c.want)
+		}
+	}
+}
+
 // plain reads as tenant 7 with the client of NATS alone, in the order of the streams.
 func (w *tenants) plain(l *log, events int) {
 	w.t.Helper()

@@ -1,0 +1,2 @@
+-- +goose Up
+GRANT SELECT ON consumer_filters TO tidings_reader;
