@@ -18,6 +18,7 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/internal/tokens"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/catalog"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/projections/followercounts"
@@ -89,8 +90,8 @@ func openKindsOf(t *testing.T, file string, fromTheStart bool) (fixture, *kinds.
 	db := testkit.Postgres(t)
 	f := fixture{system: db.Pool(t, postgres.RoleSystem), owner: db.Pool(t, postgres.RoleOwner), pool: db.Pool(t, postgres.RoleAPI),
 		reg: prometheus.NewRegistry()}
-	if _, err := kinds.Apply(t.Context(), kinds.Databases{Truth: f.system, Projections: f.system},
-		kinds.Request{Kinds: set, Actor: "t"}); err != nil {
+	if _, err := catalog.Apply(t.Context(), catalog.Databases{Truth: f.system, Projections: f.system},
+		catalog.Request{Kinds: set, Actor: "t"}); err != nil {
 		t.Fatal(err)
 	}
 	own := []projections.Projection{followercounts.New(a.Now), threadcache.New(a.Now)}

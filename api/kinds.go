@@ -18,7 +18,7 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// Kinds returns the kinds in force (kinds.Catalog).
+// Kinds returns the kinds in force (catalog.Catalog).
 type Kinds interface {
 	Now() *kinds.Set
 	// Refresh reads the kinds again and reports whether they have changed.

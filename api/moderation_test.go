@@ -9,6 +9,7 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/internal/tokens"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/catalog"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/projections/followercounts"
 	"github.com/tidings/tidings/projections/history"
@@ -170,8 +171,8 @@ func TestAKindWithRowsBecomesModerated(t *testing.T) {
 	f.want(t, 404, "GET", "/v1/places/5/tips/settings", "")
 
 	moderated := testkit.Kinds(t, strings.Replace(plain, "parent: place,", "parent: place, moderated: true,", 1))
-	done, err := kinds.Apply(t.Context(), kinds.Databases{Truth: f.system, Projections: f.system},
-		kinds.Request{Kinds: moderated, Actor: "t"})
+	done, err := catalog.Apply(t.Context(), catalog.Databases{Truth: f.system, Projections: f.system},
+		catalog.Request{Kinds: moderated, Actor: "t"})
 	if err != nil || len(done.Changes) != 1 || done.Changes[0].Path != "children.tip.moderated" {
 		t.Fatalf("%+v, %v", done, err)
 	}

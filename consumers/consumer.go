@@ -18,7 +18,7 @@ import (
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/work"
-	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/catalog"
 )
 
 // Projection is what a consumer does with events. Its name is the consumer's in consumer_offsets
@@ -83,7 +83,7 @@ func (s Streams) config() broker.Config {
 // tables and the tables of the set migrations.Consumers.
 type Deps struct {
 	Pool      *pgxpool.Pool
-	Kinds     *kinds.Catalog // the projection's catalog, which its Wants uses; nil for a projection of the built-in kinds
+	Kinds     *catalog.Catalog // the projection's catalog, which its Wants uses; nil for a projection of the built-in kinds
 	JetStream jetstream.JetStream
 	Streams   Streams
 	Remedy    string // the command that helps after unread events expired; "run `tidings replay --consumer NAME`" when empty

@@ -12,7 +12,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
-	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/catalog"
 	"github.com/tidings/tidings/projections/followercounts"
 )
 
@@ -38,7 +38,7 @@ func block(blocker, blocked event.ID, version int64) event.Event {
 // name.
 func TestAnEventOfAKindAppliedMeanwhileIsNotPassedOver(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
-	catalog := kinds.NewCatalog(r.system, kinds.Projections, testkit.Logger(t))
+	catalog := catalog.New(r.system, catalog.Projections, testkit.Logger(t))
 	in := r.start(config(), consumers.Deps{Pool: r.system, Kinds: catalog, JetStream: r.js}, followercounts.New(catalog.Now))
 	settled := func() {
 		t.Helper()

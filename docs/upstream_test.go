@@ -19,8 +19,8 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds/declared"
 	"github.com/tidings/tidings/kinds/kindfile"
-	"github.com/tidings/tidings/kinds/upstreams"
 	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/outbox"
 )
@@ -56,13 +56,13 @@ func TestTheUpstreamPageWorks(t *testing.T) {
 		t.Errorf("the Go block differs from outbox/example_test.go, %v", err)
 	}
 
-	declared, err := kindfile.ReadUpstream([]byte(inYAML[0]))
+	order, err := kindfile.ReadUpstream([]byte(inYAML[0]))
 	if err != nil {
 		t.Fatal(err)
 	}
-	declared.Logins = []string{login}
-	if _, err := upstreams.Add(t.Context(), db.Pool(t, postgres.RoleSystem),
-		upstreams.Request{Upstream: *declared, Actor: "test"}); err != nil {
+	order.Logins = []string{login}
+	if _, err := declared.Add(t.Context(), db.Pool(t, postgres.RoleSystem),
+		declared.Request{Upstream: *order, Actor: "test"}); err != nil {
 		t.Fatal(err)
 	}
 	made, err := migrations.MakeUpstreamLogin(t.Context(), db.URL, login)

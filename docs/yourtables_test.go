@@ -17,8 +17,8 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds/declared"
 	"github.com/tidings/tidings/kinds/kindfile"
-	"github.com/tidings/tidings/kinds/upstreams"
 	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/outbox"
 )
@@ -96,13 +96,13 @@ func TestTheYourTablesPageWorks(t *testing.T) {
 		t.Cleanup(pool.Close)
 		return pool
 	}
-	declared, err := kindfile.ReadUpstream([]byte(inYAML[0]))
+	order, err := kindfile.ReadUpstream([]byte(inYAML[0]))
 	if err != nil {
 		t.Fatal(err)
 	}
-	declared.Logins = []string{logins[2]}
-	if _, err := upstreams.Add(t.Context(), open(postgres.RoleSystem),
-		upstreams.Request{Upstream: *declared, Actor: "test"}); err != nil {
+	order.Logins = []string{logins[2]}
+	if _, err := declared.Add(t.Context(), open(postgres.RoleSystem),
+		declared.Request{Upstream: *order, Actor: "test"}); err != nil {
 		t.Fatal(err)
 	}
 	made, err := migrations.MakeUpstreamLogin(t.Context(), as(logins[1]), logins[2])

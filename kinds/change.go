@@ -18,11 +18,11 @@ type Change struct {
 	Kind    string `json:"kind,omitempty"`
 	Instead string `json:"instead,omitempty"` // the alternative if rows exist
 
-	edges bool
-	// values that the enum loses, of the attribute attr; Apply refuses the change if a row has one
-	gone    []string
-	attr    string
-	rebuilt bool // Apply must recreate the kind's tables
+	// For package catalog.
+	Edges     bool     `json:"-"` // the kind is one of edges
+	Gone      []string `json:"-"` // values that the enum loses; the change is refused if a row has one
+	Attribute string   `json:"-"` // the attribute with that enum
+	Rebuilt   bool     `json:"-"` // the kind's tables must be recreated
 }
 
 // Changes returns the differences between from and to, ordered by path.
@@ -125,7 +125,7 @@ type kindDiff struct {
 // bound records a change that is possible only without rows. rebuilt means that Apply must recreate
 // the kind's tables.
 func (k kindDiff) bound(path, what, instead string, rebuilt bool) {
-	k.all = append(k.all, Change{Path: path, What: what, Kind: k.name, Instead: instead, edges: k.edges, rebuilt: rebuilt})
+	k.all = append(k.all, Change{Path: path, What: what, Kind: k.name, Instead: instead, Edges: k.edges, Rebuilt: rebuilt})
 }
 
 // presence reports whether both sets have the kind.
@@ -219,7 +219,7 @@ func (k kindDiff) attribute(at, name string, was, is Attribute) {
 	gone := slices.DeleteFunc(slices.Clone(before), func(v string) bool { return slices.Contains(now, v) })
 	if len(gone) > 0 {
 		k.all = append(k.all, Change{Path: at + ".enum", What: "without " + strings.Join(gone, ", "), Kind: k.name,
-			edges: k.edges, attr: name, gone: gone, Instead: "change the rows with these values first, or keep the values"})
+			Edges: k.edges, Attribute: name, Gone: gone, Instead: "change the rows with these values first, or keep the values"})
 	}
 	if more := slices.DeleteFunc(now, func(v string) bool { return slices.Contains(before, v) }); len(more) > 0 {
 		k.free(at+".enum", "with "+strings.Join(more, ", "))

@@ -10,5 +10,5 @@
 //	edge   from ──kind──▶ to        one row per pair, ACTIVE or REMOVED; lists both ways, counts of both ends
 //	child  parent ◀──kind── child   one row per child, with an author and a body; threaded or flat, moderated or not
 //
-// A Set is immutable. A Catalog has the Set in force and reads it again from the database.
+// A Set is immutable. Package catalog has the Set in force and reads it again from the database.
 package kinds

@@ -8,14 +8,15 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/catalog"
 )
 
 // makeKinds makes the missing tables of every kind in force. In a new database these are the
 // built-in kinds.
 func makeKinds(ctx context.Context, conn *pgx.Conn, set Set) error {
-	in := kinds.Truth
+	in := catalog.Truth
 	if set == Projections {
-		in = kinds.Projections
+		in = catalog.Projections
 	}
 	all := kinds.Builtin()
 	var added []byte

@@ -18,6 +18,7 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/catalog"
 	"github.com/tidings/tidings/migrations"
 )
 
@@ -104,8 +105,8 @@ func TestUpMakesTheTablesOfEveryKindInForce(t *testing.T) {
 	db := testkit.Postgres(t)
 	ctx, system, owner := t.Context(), db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner)
 	const file = `edges: {visit: {plural: visits, from: user, to: group, forward: visits, reverse: visitors}}`
-	if _, err := kinds.Apply(ctx, kinds.Databases{Truth: system, Projections: system},
-		kinds.Request{Kinds: testkit.Kinds(t, file), Actor: "ann"}); err != nil {
+	if _, err := catalog.Apply(ctx, catalog.Databases{Truth: system, Projections: system},
+		catalog.Request{Kinds: testkit.Kinds(t, file), Actor: "ann"}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := owner.Exec(ctx, `DROP VIEW visits, likes; DROP TABLE edges_visit, edges_like`); err != nil {

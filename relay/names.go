@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/event"
-	"github.com/tidings/tidings/kinds/upstreams"
+	"github.com/tidings/tidings/kinds/declared"
 	"github.com/tidings/tidings/outbox"
 )
 
@@ -49,7 +49,7 @@ func (n *names) of(ctx context.Context, rows []outbox.Row) (map[string]event.Nam
 	if len(unknown) == 0 {
 		return all, nil
 	}
-	read, err := upstreams.Namings(ctx, n.pool, slices.Collect(maps.Keys(unknown)))
+	read, err := declared.Namings(ctx, n.pool, slices.Collect(maps.Keys(unknown)))
 	if err != nil {
 		return nil, err
 	}

@@ -10,8 +10,8 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds/declared"
 	"github.com/tidings/tidings/kinds/kindfile"
-	"github.com/tidings/tidings/kinds/upstreams"
 )
 
 // TestARunningRelayNamesEventsAsTheirUpstreamDoes: an upstream is declared beside a running relay,
@@ -62,7 +62,7 @@ func TestARunningRelayNamesEventsAsTheirUpstreamDoes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := upstreams.Add(t.Context(), system, upstreams.Request{Upstream: *u, Actor: "test"}); err != nil {
+		if _, err := declared.Add(t.Context(), system, declared.Request{Upstream: *u, Actor: "test"}); err != nil {
 			t.Fatal(err)
 		}
 		if i == 1 { // another relay publishes what waits
@@ -76,7 +76,7 @@ func TestARunningRelayNamesEventsAsTheirUpstreamDoes(t *testing.T) {
 		}
 		append1(name, "placed")
 		if i == 1 {
-			if err := upstreams.Remove(t.Context(), system, name, "test", ""); err != nil {
+			if err := declared.Remove(t.Context(), system, name, "test", ""); err != nil {
 				t.Fatal(err)
 			}
 			start(t, newRelay(t, system, b))

@@ -11,13 +11,14 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/catalog"
 	"github.com/tidings/tidings/kinds/kindfile"
 )
 
 // makeKinds makes the tables of the set's kinds that are not built in.
 func makeKinds(t *testing.T, db *testkit.DB, set *kinds.Set) {
 	t.Helper()
-	for _, made := range kinds.Truth.MakeTables(set) {
+	for _, made := range catalog.Truth.MakeTables(set) {
 		if _, err := db.Pool(t, postgres.RoleSystem).Exec(t.Context(), made.SQL, made.Args...); err != nil {
 			t.Fatal(made.What, err)
 		}
@@ -156,7 +157,7 @@ func hotStatements(t *testing.T, set *kinds.Set) {
 	t.Helper()
 	db := testkit.Postgres(t)
 	ctx, own := t.Context(), db.Pool(t, postgres.RoleSystem)
-	if _, err := kinds.Apply(ctx, kinds.Databases{Truth: own, Projections: own}, kinds.Request{Kinds: set, Actor: "t"}); err != nil {
+	if _, err := catalog.Apply(ctx, catalog.Databases{Truth: own, Projections: own}, catalog.Request{Kinds: set, Actor: "t"}); err != nil {
 		t.Fatal(err)
 	}
 	fill := []string{

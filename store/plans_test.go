@@ -8,7 +8,7 @@ import (
 
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
-	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/catalog"
 )
 
 // A plan made while the table is empty remains until somebody analyzes the table. It must
@@ -41,7 +41,7 @@ func TestAPlanOfAnEmptyTableFindsAChildByItsId(t *testing.T) {
 func TestAPlanOfAnEmptyTableFindsEdgesByEitherEnd(t *testing.T) {
 	db := testkit.Postgres(t)
 	set := testkit.Kinds(t, `edges: {cheer: {plural: cheers, from: user, to: comment, forward: cheered_comments, reverse: cheerers}}`)
-	for _, made := range kinds.Truth.MakeTables(set) {
+	for _, made := range catalog.Truth.MakeTables(set) {
 		if _, err := db.Pool(t, postgres.RoleSystem).Exec(t.Context(), made.SQL, made.Args...); err != nil {
 			t.Fatal(made.What, err)
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/catalog"
 )
 
 // lostReview is the event of a review that the truth has lost.
@@ -92,7 +93,7 @@ func TestALostReviewLosesToOneThatIsBeingWritten(t *testing.T) {
 func TestLostChildrenOfAPartitionedKindAreRedone(t *testing.T) {
 	system := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	set := testkit.Kinds(t, `children: {note: {plural: notes, parent: post, partitions: 4}}`)
-	for _, made := range kinds.Truth.MakeTables(set) {
+	for _, made := range catalog.Truth.MakeTables(set) {
 		if _, err := system.Exec(t.Context(), made.SQL, made.Args...); err != nil {
 			t.Fatal(made.What, err)
 		}

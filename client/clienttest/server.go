@@ -27,6 +27,7 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/tokens"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/catalog"
 )
 
 // variable names the server's directory in the environment of a process that is to be the server.
@@ -255,7 +256,7 @@ func (s *server) applyKinds(ctx context.Context, yaml string) error {
 	if code := cli.Execute(ctx, []string{"kinds", "apply", "-", "--actor", "clienttest"}, p); code != 0 {
 		return fmt.Errorf("tidings kinds apply: %s", strings.TrimSpace(said.String()))
 	}
-	catalog := kinds.NewCatalog(s.pool, kinds.Truth, slog.New(slog.DiscardHandler))
+	catalog := catalog.New(s.pool, catalog.Truth, slog.New(slog.DiscardHandler))
 	if err := catalog.Load(ctx); err != nil {
 		return err
 	}

@@ -17,8 +17,8 @@ import (
 
 	pg "github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds/declared"
 	"github.com/tidings/tidings/kinds/kindfile"
-	"github.com/tidings/tidings/kinds/upstreams"
 	"github.com/tidings/tidings/migrations"
 )
 
@@ -79,8 +79,8 @@ func declare(t *testing.T, db *testkit.DB) string {
 	}
 	login, in, owner := "orm_"+strings.ToLower(rand.Text()[:12]), db.In(t, string(tidings)), db.Pool(t, pg.RoleOwner)
 	u.Logins = []string{login}
-	if _, err := upstreams.Add(t.Context(), in.Pool(t, pg.RoleSystem),
-		upstreams.Request{Upstream: *u, Actor: "test"}); err != nil {
+	if _, err := declared.Add(t.Context(), in.Pool(t, pg.RoleSystem),
+		declared.Request{Upstream: *u, Actor: "test"}); err != nil {
 		t.Fatal(err)
 	}
 	made, err := migrations.MakeUpstreamLogin(t.Context(), in.URL, login)

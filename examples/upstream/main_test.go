@@ -22,8 +22,8 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/internal/testkit/system"
+	"github.com/tidings/tidings/kinds/declared"
 	"github.com/tidings/tidings/kinds/kindfile"
-	"github.com/tidings/tidings/kinds/upstreams"
 	"github.com/tidings/tidings/migrations"
 )
 
@@ -49,13 +49,13 @@ func login(t *testing.T, db *testkit.DB) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	declared, err := kindfile.ReadUpstream(file)
+	order, err := kindfile.ReadUpstream(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	declared.Logins = []string{name}
-	if _, err := upstreams.Add(t.Context(), db.Pool(t, postgres.RoleSystem),
-		upstreams.Request{Upstream: *declared, Actor: "test"}); err != nil {
+	order.Logins = []string{name}
+	if _, err := declared.Add(t.Context(), db.Pool(t, postgres.RoleSystem),
+		declared.Request{Upstream: *order, Actor: "test"}); err != nil {
 		t.Fatal(err)
 	}
 	made, err := migrations.MakeUpstreamLogin(t.Context(), db.URL, name)

@@ -57,24 +57,27 @@ var rules = []rule{
 			"internal/work"}},
 	{pkg: "internal/tokens", may: []string{"store", "internal/postgres"}, libs: []string{pgx}}, // store: the rules of names
 	{pkg: "internal/versioned", may: []string{"internal/postgres"}, libs: []string{pgx}},
-	// pgx: it reads and writes the kinds of an installation.
-	{pkg: "kinds", may: []string{"internal/versioned", "event", "internal/postgres", "internal/work"}, libs: []string{pgx}},
-	{pkg: "kinds/upstreams", may: []string{"kinds", "internal/versioned", "event", "internal/postgres"}, libs: []string{pgx}},
+	// Part of subscribers' programs, so without SQL.
+	{pkg: "kinds", may: []string{"event"}},
+	{pkg: "kinds/upstreams", may: []string{"kinds", "event"}},
+	{pkg: "kinds/catalog", may: []string{"kinds", "internal/versioned", "internal/postgres", "internal/work"}, libs: []string{pgx}},
+	{pkg: "kinds/declared", libs: []string{pgx},
+		may: []string{"kinds", "kinds/catalog", "kinds/upstreams", "internal/versioned", "event", "internal/postgres"}},
 	{pkg: "kinds/kindfile", may: []string{"kinds", "kinds/upstreams"}},
 	{pkg: "event/contracts", may: []string{"kinds", "kinds/upstreams", "event"}},
 	{pkg: "event"},                          // the wire contract depends on no other package
 	{pkg: "client", may: []string{"event"}}, // part of users' programs
 	// It runs `tidings dev` for the tests of users.
 	{pkg: "client/clienttest", libs: []string{pgx},
-		may: []string{"client", "cmd/tidings/cli", "kinds", "internal/tokens", "internal/pglocal", "internal/postgres"}},
+		may: []string{"client", "cmd/tidings/cli", "kinds", "kinds/catalog", "internal/tokens", "internal/pglocal", "internal/postgres"}},
 	{pkg: "outbox", may: []string{"event", "internal/deadletter", "internal/postgres", "internal/work"}, libs: []string{pgx}},
 	{pkg: "outbox/coldstore", may: []string{"outbox", "event", "internal/postgres", "internal/words"}, libs: []string{pgx, blob}},
 	// pgx: it passes the pool on to outbox.
 	{pkg: "relay", libs: []string{nats, pgx},
-		may: []string{"outbox", "kinds/upstreams", "event", "internal/lease", "internal/broker", "internal/heartbeat", "internal/tracing",
+		may: []string{"outbox", "kinds/declared", "event", "internal/lease", "internal/broker", "internal/heartbeat", "internal/tracing",
 			"internal/work"}},
-	{pkg: "consumers", may: []string{"kinds", "event", "internal/lease", "internal/broker", "internal/heartbeat", "internal/postgres",
-		"internal/tracing", "internal/deadletter", "internal/work"}, libs: []string{pgx, nats}},
+	{pkg: "consumers", may: []string{"kinds/catalog", "event", "internal/lease", "internal/broker", "internal/heartbeat",
+		"internal/postgres", "internal/tracing", "internal/deadletter", "internal/work"}, libs: []string{pgx, nats}},
 	// It is the public interface of consumers.
 	{pkg: "subscribe", may: []string{"consumers", "kinds", "kinds/upstreams", "migrations", "event", "internal/lease",
 		"internal/broker", "internal/postgres",
@@ -87,7 +90,7 @@ var rules = []rule{
 	{pkg: "examples/*", may: []string{"client", "event", "kinds", "kinds/kindfile", "subscribe"}, libs: []string{pgx, nats}},
 	{pkg: "deploy"}, // tests of the files in the directory
 	{pkg: "docs"},   // likewise
-	{pkg: "migrations", may: []string{"kinds", "internal/postgres", "internal/work"}, libs: []string{pgx}},
+	{pkg: "migrations", may: []string{"kinds", "kinds/catalog", "internal/postgres", "internal/work"}, libs: []string{pgx}},
 	// What an operator sees and does. The CLI and the console show the same packages, which read
 	// all rooms of the path, and never the API. The console has no SQL (TestTheConsoleHasNoSQL).
 	{pkg: "ops/load", may: []string{"client"}}, // a client of the API
@@ -95,10 +98,10 @@ var rules = []rule{
 		may: []string{"client", "outbox", "event", "ops/load", "internal/postgres"}},
 	{pkg: "ops/console", libs: []string{pgx, nats},
 		may: []string{"ops/*", "store", "outbox", "outbox/*", "consumers", "projections", "projections/*", "migrations", "kinds",
-			"kinds/upstreams", "event", "internal/*"}},
+			"kinds/*", "event", "internal/*"}},
 	{pkg: "ops/*", libs: []string{pgx, nats},
 		may: []string{"ops/*", "store", "outbox", "outbox/*", "relay", "consumers", "projections", "projections/history", "migrations",
-			"kinds", "event", "internal/*"}},
+			"kinds", "kinds/catalog", "event", "internal/*"}},
 
 	{pkg: "internal/broker", may: []string{"event", "internal/work"}, libs: []string{nats}}, // event: the subjects
 	{pkg: "internal/natsserver", libs: []string{nats, srv}},                                 // the only one that may import the server

@@ -90,7 +90,7 @@ func (u *Upstream) Check() []Fault {
 	u.IDPattern = u.IDs.Pattern()
 	want(name.MatchString(u.Name), "%.80q is not a valid name: want a letter, then up to 63 letters, digits, _ and -",
 		u.Name)("upstream")
-	want(!reserved(kinds.Builtin(), u.Name), "%q is the name of a kind or of events of Tidings", u.Name)("upstream")
+	want(!Reserved(kinds.Builtin(), u.Name), "%q is the name of a kind or of events of Tidings", u.Name)("upstream")
 	want(len(u.TypePrefix) <= 128 && typePrefix.MatchString(u.TypePrefix) && u.TypePrefix != "tidings" &&
 		!strings.HasPrefix(u.TypePrefix, "tidings."), "%.80q: want a reversed domain name of yours, like com.example",
 		u.TypePrefix)("type_prefix")
@@ -126,8 +126,8 @@ func (u *Upstream) Check() []Fault {
 	return all
 }
 
-// reserved reports whether a kind, or Tidings itself, has events of the aggregate type.
-func reserved(set *kinds.Set, aggregateType string) bool {
+// Reserved reports whether a kind, or Tidings itself, has events of the aggregate type.
+func Reserved(set *kinds.Set, aggregateType string) bool {
 	return set.Has(aggregateType) || aggregateType == event.AggregateThread || aggregateType == event.AggregatePerson ||
 		event.System(aggregateType)
 }
@@ -140,9 +140,9 @@ type Fault struct {
 
 func (f Fault) Error() string { return strings.Join(f.Path, ".") + ": " + f.Text }
 
-// changes returns what a new version of the upstream changes, one line each, and the changes that
+// Changes returns what a new version of the upstream changes, one line each, and the changes that
 // would give stored events another meaning.
-func changes(was, is *Upstream) (all, refused []string) {
+func Changes(was, is *Upstream) (all, refused []string) {
 	add := func(list *[]string, format string, args ...any) { *list = append(*list, fmt.Sprintf(format, args...)) }
 	switch {
 	case is.Removed && !was.Removed:

@@ -23,6 +23,8 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/catalog"
+	"github.com/tidings/tidings/kinds/declared"
 	"github.com/tidings/tidings/kinds/kindfile"
 	"github.com/tidings/tidings/kinds/upstreams"
 	"github.com/tidings/tidings/migrations"
@@ -56,14 +58,14 @@ events:
       2: {type: object, required: [carrier]}
 `
 
-func declare(t *testing.T, pool *pgxpool.Pool, file string, logins ...string) upstreams.Added {
+func declare(t *testing.T, pool *pgxpool.Pool, file string, logins ...string) declared.Added {
 	t.Helper()
 	u, err := kindfile.ReadUpstream([]byte(file))
 	if err != nil {
 		t.Fatal(err)
 	}
 	u.Logins = slices.Concat([]string{}, logins)
-	done, err := upstreams.Add(t.Context(), pool, upstreams.Request{Upstream: *u, Actor: "test"})
+	done, err := declared.Add(t.Context(), pool, declared.Request{Upstream: *u, Actor: "test"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,7 +174,7 @@ func TestTheOutboxRefusesEventsThatNobodyDeclared(t *testing.T) {
 	if err := put(t.Context(), pool, e); err != nil {
 		t.Error(err)
 	}
-	if err := upstreams.Remove(t.Context(), system, "order", "test", "moved"); err != nil {
+	if err := declared.Remove(t.Context(), system, "order", "test", "moved"); err != nil {
 		t.Fatal(err)
 	}
 	if err := put(t.Context(), pool, e); err == nil {
@@ -252,12 +254,12 @@ func TestADeclarationKeepsWhatStoredEventsHave(t *testing.T) {
 		if err != nil {
 			t.Fatal(what, err)
 		}
-		_, err = upstreams.Add(t.Context(), pool, upstreams.Request{Upstream: *u, Actor: "test"})
-		if !errors.Is(err, upstreams.ErrRefused) || !strings.Contains(err.Error(), c.want) {
+		_, err = declared.Add(t.Context(), pool, declared.Request{Upstream: *u, Actor: "test"})
+		if !errors.Is(err, declared.ErrRefused) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: got %v, want %s", what, err, c.want)
 		}
 	}
-	if _, err := upstreams.Add(t.Context(), pool, upstreams.Request{Upstream: upstreams.Upstream{Name: "order"}}); err == nil {
+	if _, err := declared.Add(t.Context(), pool, declared.Request{Upstream: upstreams.Upstream{Name: "order"}}); err == nil {
 		t.Error("an empty declaration is accepted")
 	}
 	next := strings.NewReplacer("id: uuid", "id: string", "400", "500", "[1, 2]", "all", "      1: {type: object}",
@@ -268,20 +270,20 @@ func TestADeclarationKeepsWhatStoredEventsHave(t *testing.T) {
 	if got := declare(t, pool, next, "b"); !cmp.Equal(got.Changes, want) {
 		t.Errorf("changes: %q, want %q", got.Changes, want)
 	}
-	if err := upstreams.Remove(t.Context(), pool, "order", "ann", "no longer sold"); err != nil {
+	if err := declared.Remove(t.Context(), pool, "order", "ann", "no longer sold"); err != nil {
 		t.Fatal(err)
 	}
-	if err := upstreams.Remove(t.Context(), pool, "order", "ann", ""); !errors.Is(err, upstreams.ErrNotFound) {
+	if err := declared.Remove(t.Context(), pool, "order", "ann", ""); !errors.Is(err, declared.ErrNotFound) {
 		t.Errorf("a second removal: %v", err)
 	}
-	names, err := upstreams.Namings(t.Context(), pool, []string{"order", "invoice"})
+	names, err := declared.Namings(t.Context(), pool, []string{"order", "invoice"})
 	if err != nil || names["order"] != (event.Naming{TypePrefix: "com.example", Source: "https://orders.example.com"}) {
 		t.Errorf("the relay reads %+v, %v of a removed upstream", names, err)
 	}
 	if got := declare(t, pool, next); !slices.Equal(got.Changes, []string{"upstream order: added again"}) {
 		t.Errorf("changes: %q", got.Changes)
 	}
-	history, err := upstreams.History(t.Context(), pool, "order")
+	history, err := declared.History(t.Context(), pool, "order")
 	if err != nil || len(history) != 4 || history[2].Reason != "no longer sold" || !history[2].Removed {
 		t.Errorf("history: %+v, %v", history, err)
 	}
@@ -289,13 +291,13 @@ func TestADeclarationKeepsWhatStoredEventsHave(t *testing.T) {
 
 func TestAnUpstreamAndAKindNeverShareAName(t *testing.T) {
 	truth, projections := testkit.Postgres(t).Pool(t, postgres.RoleSystem), testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	dbs := kinds.Databases{Truth: truth, Projections: projections}
+	dbs := catalog.Databases{Truth: truth, Projections: projections}
 	apply := func(name string) error {
 		set, err := kindfile.Extend(kinds.Builtin(), fmt.Appendf(nil, "children: {%s: {plural: %ss, parent: post}}", name, name))
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = kinds.Apply(t.Context(), dbs, kinds.Request{Kinds: set, Actor: "test"})
+		_, err = catalog.Apply(t.Context(), dbs, catalog.Request{Kinds: set, Actor: "test"})
 		return err
 	}
 	declare(t, truth, orders)
@@ -309,8 +311,8 @@ func TestAnUpstreamAndAKindNeverShareAName(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := upstreams.Add(t.Context(), truth, upstreams.Request{Upstream: *u, Actor: "test"}); !errors.Is(err,
-		upstreams.ErrRefused) {
+	if _, err := declared.Add(t.Context(), truth, declared.Request{Upstream: *u, Actor: "test"}); !errors.Is(err,
+		declared.ErrRefused) {
 		t.Errorf("an upstream with the name of a kind: %v", err)
 	}
 }

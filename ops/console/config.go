@@ -9,7 +9,7 @@ import (
 
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
-	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/catalog"
 	"github.com/tidings/tidings/projections"
 )
 
@@ -33,7 +33,7 @@ type Deps struct {
 	NATS        *nats.Conn
 	JetStream   jetstream.JetStream // on NATS; pages report when its servers are unavailable
 	Broker      broker.Config
-	Kinds       *kinds.Catalog // the kinds that the truth has in force
+	Kinds       *catalog.Catalog // the kinds that the truth has in force
 	Fleet       []projections.Projection
 	Wake        func(slot int) // wakes the relay after a write that appended events; nil: the relay polls
 	// OwnerURL connects to the database of Projections with a login that owns its tables, for

@@ -23,7 +23,7 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/internal/tokens"
-	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/catalog"
 	"github.com/tidings/tidings/ops/console"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/projections/followercounts"
@@ -82,7 +82,7 @@ func startOn(t *testing.T, db *testkit.DB, change ...func(*console.Config, *cons
 			t.Fatal(err)
 		}
 	}
-	catalog := kinds.NewCatalog(h.pool, kinds.Truth, testkit.Logger(t))
+	catalog := catalog.New(h.pool, catalog.Truth, testkit.Logger(t))
 	if err := catalog.Load(t.Context()); err != nil {
 		t.Fatal(err)
 	}

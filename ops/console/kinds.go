@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/catalog"
+	"github.com/tidings/tidings/kinds/declared"
 	"github.com/tidings/tidings/kinds/upstreams"
 )
 
@@ -13,7 +15,7 @@ type kindsPage struct {
 	Edges     []kindRow
 	Children  []kindRow
 	Upstreams []upstreams.Upstream // only for operators, like the next
-	History   []kinds.Version      // newest first
+	History   []catalog.Version    // newest first
 }
 
 type kindRow struct {
@@ -60,10 +62,10 @@ func (c *Console) kindsData(ctx context.Context, v *view) (any, error) {
 		return p, nil
 	}
 	var err error
-	if p.Upstreams, err = upstreams.List(ctx, c.deps.Truth); err != nil {
+	if p.Upstreams, err = declared.List(ctx, c.deps.Truth); err != nil {
 		return nil, err
 	}
-	p.History, err = kinds.History(ctx, c.deps.Truth)
+	p.History, err = catalog.History(ctx, c.deps.Truth)
 	slices.Reverse(p.History)
 	return p, err
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds/declared"
 	"github.com/tidings/tidings/kinds/kindfile"
-	"github.com/tidings/tidings/kinds/upstreams"
 )
 
 func TestTheStateOfTheInstallation(t *testing.T) {
@@ -63,7 +63,7 @@ func TestOperatorsSeeTheUpstreams(t *testing.T) {
 		t.Fatal(err)
 	}
 	u.Logins = []string{"orders_service"}
-	if _, err := upstreams.Add(t.Context(), h.pool, upstreams.Request{Upstream: *u, Actor: "ada"}); err != nil {
+	if _, err := declared.Add(t.Context(), h.pool, declared.Request{Upstream: *u, Actor: "ada"}); err != nil {
 		t.Fatal(err)
 	}
 	page(t, ada, "/console/kinds").says("order com.example.order.placed.v1 /shop all 65536 bytes orders_service")

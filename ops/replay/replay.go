@@ -21,7 +21,7 @@ import (
 	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/work"
-	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/catalog"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
 )
@@ -42,10 +42,10 @@ const (
 
 // Deps are the dependencies of a replay.
 type Deps struct {
-	URL       string          // the projections' database; the login owns the tables, as for migrations
-	Postgres  postgres.Config // for the pool of the replay's consumer
-	Truth     *pgxpool.Pool   // acts as the system role
-	Kinds     *kinds.Catalog  // the projection's catalog; nil for a projection of the built-in kinds
+	URL       string           // the projections' database; the login owns the tables, as for migrations
+	Postgres  postgres.Config  // for the pool of the replay's consumer
+	Truth     *pgxpool.Pool    // acts as the system role
+	Kinds     *catalog.Catalog // the projection's catalog; nil for a projection of the built-in kinds
 	JetStream jetstream.JetStream
 	Broker    broker.Config
 	Log       *slog.Logger

@@ -44,7 +44,7 @@ func (c Config) Validate() error {
 type Deps struct {
 	Truth, Projections *pgxpool.Pool
 	Cell               string            // the cell of the truth: NATS_STREAM
-	Kinds              func() *kinds.Set // returns the kinds that the truth has now (kinds.Catalog.Now)
+	Kinds              func() *kinds.Set // returns the kinds that the truth has now (catalog.Catalog.Now)
 	Registry           prometheus.Registerer
 	Log                *slog.Logger
 }

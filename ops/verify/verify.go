@@ -17,6 +17,7 @@ import (
 	"github.com/tidings/tidings/internal/versioned"
 	"github.com/tidings/tidings/internal/words"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/catalog"
 	"github.com/tidings/tidings/ops/status"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
@@ -207,7 +208,7 @@ func verifyThreads(ctx context.Context, truth *pgxpool.Pool, limit int) (Project
 // a projection.
 func verifyShelved(ctx context.Context, truth *pgxpool.Pool, limit int) (Projection, error) {
 	r := Projection{Projection: "comment archive", Differences: []projections.Difference{}}
-	now := kinds.NewCatalog(truth, kinds.Truth, slog.New(slog.DiscardHandler))
+	now := catalog.New(truth, catalog.Truth, slog.New(slog.DiscardHandler))
 	if err := now.Load(ctx); err != nil {
 		return r, err
 	}

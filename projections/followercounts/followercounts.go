@@ -26,7 +26,7 @@ type Projection struct {
 }
 
 // New returns a projection. It calls now for the current kinds whenever it needs them; now is
-// usually kinds.Catalog.Now.
+// usually catalog.Catalog.Now.
 func New(now func() *kinds.Set) Projection { return Projection{kinds: now, splitAt: splitAt} }
 
 // Name returns the projection's name.

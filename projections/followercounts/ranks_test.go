@@ -20,6 +20,7 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/catalog"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/projections/threadcache"
 )
@@ -285,7 +286,7 @@ func TestVerifyAndRepairCoverAggregatesAndRanks(t *testing.T) {
 	pool, owner, ctx := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner), t.Context()
 	s := newSite(t, 7)
 	p := New(func() *kinds.Set { return s.set })
-	for _, m := range kinds.Truth.MakeTables(s.set) {
+	for _, m := range catalog.Truth.MakeTables(s.set) {
 		if _, err := pool.Exec(ctx, m.SQL, m.Args...); err != nil {
 			t.Fatal(err)
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/catalog"
 	"github.com/tidings/tidings/projections"
 )
 
@@ -43,7 +44,7 @@ func TestChildrenOfEveryKind(t *testing.T) {
 			pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 			ctx := t.Context()
 			p := Projection{kinds: func() *kinds.Set { return set }, bucketSize: 3, groupSize: 2, repairStep: 7}
-			for _, s := range kinds.Truth.MakeTables(set) {
+			for _, s := range catalog.Truth.MakeTables(set) {
 				if _, err := pool.Exec(ctx, s.SQL, s.Args...); err != nil {
 					t.Fatal(err)
 				}

@@ -35,6 +35,7 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/internal/testkit/system"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/catalog"
 	"github.com/tidings/tidings/ops/jobs"
 	"github.com/tidings/tidings/ops/replay"
 	"github.com/tidings/tidings/ops/status"
@@ -51,7 +52,7 @@ type cell struct {
 	db      *testkit.DB
 	system  *pgxpool.Pool
 	broker  broker.Config
-	kinds   *kinds.Catalog
+	kinds   *catalog.Catalog
 	store   *store.Store
 	handler http.Handler
 	relay   *part
@@ -112,7 +113,7 @@ func (c *cellular) addCell(cfg broker.Config) {
 	db, log := testkit.Postgres(c.t), testkit.Logger(c.t)
 	pool := db.Pool(c.t, postgres.RoleAPI)
 	x := &cell{name: cfg.Stream, db: db, system: db.Pool(c.t, postgres.RoleSystem), broker: cfg, store: store.New(pool, nil),
-		kinds: kinds.NewCatalog(pool, kinds.Truth, log)}
+		kinds: catalog.New(pool, catalog.Truth, log)}
 	if err := x.kinds.Load(c.t.Context()); err != nil {
 		c.t.Fatal(err)
 	}

@@ -30,6 +30,7 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/internal/testkit/system"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/catalog"
 	"github.com/tidings/tidings/ops/replay"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
@@ -61,8 +62,8 @@ type line struct {
 	toNATS   *testkit.Proxy
 	js       jetstream.JetStream
 	store    *store.Store
-	api      *pgxpool.Pool  // of store and handler
-	kinds    *kinds.Catalog // of the truth
+	api      *pgxpool.Pool    // of store and handler
+	kinds    *catalog.Catalog // of the truth
 	handler  http.Handler
 	clients  []client             // by tenant
 	reg      *prometheus.Registry // the API's
@@ -126,7 +127,7 @@ func newLineOn(t *testing.T, rng *rand.Rand, db *testkit.DB, pair *testkit.Pair)
 	}
 	pool := over.Pool(t, postgres.RoleAPI)
 	l.api, l.store = pool, store.New(pool, nil)
-	l.kinds = kinds.NewCatalog(pool, kinds.Truth, testkit.Logger(t))
+	l.kinds = catalog.New(pool, catalog.Truth, testkit.Logger(t))
 	if err := l.kinds.Load(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -260,7 +261,7 @@ func (l *line) start(name string) {
 	if err != nil {
 		l.t.Fatal(err)
 	}
-	catalog := kinds.NewCatalog(pool, kinds.Projections, testkit.Logger(l.t)) // the consumer reloads it when it meets an unknown kind
+	catalog := catalog.New(pool, catalog.Projections, testkit.Logger(l.t)) // the consumer reloads it when it meets an unknown kind
 	o := &odd{Projection: projection(name, catalog.Now), refuse: &l.refuse, rng: rand.New(rand.NewPCG(l.rng.Uint64(), 1)),
 		past: map[string][]event.Event{}}
 	cfg := system.ConsumerConfig()
@@ -433,8 +434,8 @@ func (l *line) fault(what string) {
 		if a := l.reader().call(http.MethodGet, "/v1/songs/1/counts", ""); a.status != http.StatusNotFound {
 			l.t.Fatalf("before the kind exists: %d %s", a.status, a.body)
 		}
-		if _, err := kinds.Apply(l.t.Context(), kinds.Databases{Truth: l.system, Projections: l.system},
-			kinds.Request{Kinds: testkit.Kinds(l.t, ownKinds), Actor: "test"}); err != nil {
+		if _, err := catalog.Apply(l.t.Context(), catalog.Databases{Truth: l.system, Projections: l.system},
+			catalog.Request{Kinds: testkit.Kinds(l.t, ownKinds), Actor: "test"}); err != nil {
 			l.t.Fatal(err)
 		}
 		testkit.Eventually(l.t, "routes of the kinds that were applied", func() (bool, error) {

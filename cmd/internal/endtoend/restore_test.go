@@ -28,6 +28,7 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/internal/testkit/system"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/catalog"
 	"github.com/tidings/tidings/ops/restore"
 	"github.com/tidings/tidings/ops/verify"
 	"github.com/tidings/tidings/outbox"
@@ -94,7 +95,7 @@ func (s *site) run() {
 	s.start("relay", system.Relay(s.t, system.RelayConfig(), s.truth, s.nats.Config()).Run)
 	for _, name := range consumerNames {
 		pool := s.projectionsDB.Pool(s.t, postgres.RoleSystem)
-		catalog := kinds.NewCatalog(pool, kinds.Projections, testkit.Logger(s.t))
+		catalog := catalog.New(pool, catalog.Projections, testkit.Logger(s.t))
 		s.start(name, system.Consumer(s.t, system.ConsumerConfig(), consumers.Deps{Pool: pool, Kinds: catalog, JetStream: s.js},
 			s.nats.Config(), projection(name, catalog.Now)).Run)
 	}

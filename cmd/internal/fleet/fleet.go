@@ -9,7 +9,7 @@ import (
 )
 
 // Projections returns every projection, in the order of reports. now returns the kinds in force
-// (kinds.Catalog.Now); the projections call it whenever they need them.
+// (catalog.Catalog.Now); the projections call it whenever they need them.
 func Projections(now func() *kinds.Set) []projections.Projection {
 	return []projections.Projection{followercounts.New(now), threadcache.New(now), history.New(now)}
 }

@@ -23,7 +23,7 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/internal/tokens"
-	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/catalog"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/store"
@@ -63,7 +63,7 @@ children:
 type rig struct {
 	t       *testing.T
 	system  *pgxpool.Pool
-	catalog *kinds.Catalog
+	catalog *catalog.Catalog
 	fleet   []projections.Projection
 	urls    []string // of the API processes
 	stores  []*store.Store
@@ -82,11 +82,11 @@ func newRig(t *testing.T) *rig {
 	r := &rig{t: t, system: db.Pool(t, postgres.RoleSystem), board: &board{}, flight: &flight{}, total: new(atomic.Int64),
 		refused: new(atomic.Int64), client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64, DisableCompression: true}}}
 	t.Cleanup(r.client.CloseIdleConnections)
-	if _, err := kinds.Apply(t.Context(), kinds.Databases{Truth: r.system, Projections: r.system},
-		kinds.Request{Kinds: testkit.Kinds(t, applied), Actor: "test"}); err != nil {
+	if _, err := catalog.Apply(t.Context(), catalog.Databases{Truth: r.system, Projections: r.system},
+		catalog.Request{Kinds: testkit.Kinds(t, applied), Actor: "test"}); err != nil {
 		t.Fatal(err)
 	}
-	r.catalog = kinds.NewCatalog(r.system, kinds.Truth, warnings(t))
+	r.catalog = catalog.New(r.system, catalog.Truth, warnings(t))
 	if err := r.catalog.Load(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/internal/testkit/system"
-	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/catalog"
 	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/store"
@@ -35,15 +35,15 @@ func TestANewInstallationPartitionsBuiltInKinds(t *testing.T) {
 	l := line{pool: db.Pool(t, postgres.RoleSystem), api: db.Pool(t, postgres.RoleAPI), cfg: b.Config()}
 	grown := testkit.Kinds(t, strings.Replace(songKinds, "children:\n",
 		"  follow: {partitions: 16}\nchildren:\n  comment: {partitions: 16}\n", 1))
-	if _, err := kinds.Apply(ctx, kinds.Databases{Truth: l.pool, Projections: l.pool},
-		kinds.Request{Kinds: grown, Actor: "test"}); err != nil {
+	if _, err := catalog.Apply(ctx, catalog.Databases{Truth: l.pool, Projections: l.pool},
+		catalog.Request{Kinds: grown, Actor: "test"}); err != nil {
 		t.Fatal(err)
 	}
 	migrate() // the next release finds the tables as the kinds in force want them
 
 	l.js = system.Streams(t, b)
 	system.Start(t, system.Relay(t, system.RelayConfig(), l.pool, l.cfg).Run)
-	catalog := kinds.NewCatalog(l.pool, kinds.Projections, testkit.Logger(t))
+	catalog := catalog.New(l.pool, catalog.Projections, testkit.Logger(t))
 	if err := catalog.Load(ctx); err != nil {
 		t.Fatal(err)
 	}

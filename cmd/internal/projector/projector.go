@@ -16,6 +16,7 @@ import (
 	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/catalog"
 	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/projections"
 )
@@ -83,15 +84,15 @@ func run[P projections.Projection](ctx context.Context, h daemon.Host, cfg Confi
 	if err := cfg.Validate(); err != nil {
 		return err
 	}
-	var catalog *kinds.Catalog
-	projection, log := make(func() *kinds.Set { return catalog.Now() }), h.Log
+	var current *catalog.Catalog
+	projection, log := make(func() *kinds.Set { return current.Now() }), h.Log
 	name := projection.Name()
 	pool, err := postgres.Open(ctx, cfg.ProjectionsDatabaseURL, cfg.Postgres, postgres.RoleConsumer, name)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	catalog = kinds.NewCatalog(pool, kinds.Projections, log)
+	current = catalog.New(pool, catalog.Projections, log)
 	nc, err := broker.Connect(cfg.Broker, name, log)
 	if err != nil {
 		return err
@@ -101,7 +102,7 @@ func run[P projections.Projection](ctx context.Context, h daemon.Host, cfg Confi
 	if err != nil {
 		return err
 	}
-	readers, err := cfg.consumers(projection, consumers.Deps{Pool: pool, Kinds: catalog, JetStream: js, Registry: h.Metrics, Log: log})
+	readers, err := cfg.consumers(projection, consumers.Deps{Pool: pool, Kinds: current, JetStream: js, Registry: h.Metrics, Log: log})
 	if err != nil {
 		return err
 	}
@@ -140,7 +141,7 @@ func run[P projections.Projection](ctx context.Context, h daemon.Host, cfg Confi
 		}
 		// The catalog begins with the built-in kinds. The consumer reloads it when it meets an
 		// unknown kind.
-		g.Go(func() error { return catalog.Run(ctx) })
+		g.Go(func() error { return current.Run(ctx) })
 		for _, r := range readers {
 			g.Go(func() error { return r.Run(ctx) })
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/catalog"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/store"
 )
@@ -96,8 +97,8 @@ func writeEverything(t *testing.T, s *store.Store, set *kinds.Set) {
 // on a stream: each event once, each event twice in one batch, and all of them again.
 func TestEveryProjectionGivenEveryEventTwiceEndsInTheSameTables(t *testing.T) {
 	l := newLine(t)
-	if _, err := kinds.Apply(t.Context(), kinds.Databases{Truth: l.pool, Projections: l.pool},
-		kinds.Request{Kinds: testkit.Kinds(t, songKinds), Actor: "test"}); err != nil {
+	if _, err := catalog.Apply(t.Context(), catalog.Databases{Truth: l.pool, Projections: l.pool},
+		catalog.Request{Kinds: testkit.Kinds(t, songKinds), Actor: "test"}); err != nil {
 		t.Fatal(err)
 	}
 	set := testkit.Kinds(t, songKinds)

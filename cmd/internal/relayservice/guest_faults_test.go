@@ -14,8 +14,8 @@ import (
 
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds/declared"
 	"github.com/tidings/tidings/kinds/kindfile"
-	"github.com/tidings/tidings/kinds/upstreams"
 	"github.com/tidings/tidings/migrations"
 )
 
@@ -106,8 +106,8 @@ func declareOrders(t *testing.T, db *testkit.DB, login string) {
 		t.Fatal(err)
 	}
 	u.Logins = []string{login}
-	if _, err := upstreams.Add(t.Context(), db.Pool(t, postgres.RoleSystem),
-		upstreams.Request{Upstream: *u, Actor: "test"}); err != nil {
+	if _, err := declared.Add(t.Context(), db.Pool(t, postgres.RoleSystem),
+		declared.Request{Upstream: *u, Actor: "test"}); err != nil {
 		t.Fatal(err)
 	}
 	if made, err := migrations.MakeUpstreamLogin(t.Context(), db.URL, login); err != nil || made.Password != "" || len(made.SQL) > 0 {

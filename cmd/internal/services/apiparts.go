@@ -16,7 +16,8 @@ import (
 	"github.com/tidings/tidings/event/contracts"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
-	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/catalog"
+	"github.com/tidings/tidings/kinds/declared"
 	"github.com/tidings/tidings/kinds/upstreams"
 	"github.com/tidings/tidings/ops/console"
 	"github.com/tidings/tidings/outbox"
@@ -27,7 +28,7 @@ import (
 type apiParts struct {
 	handler *api.Handler
 	waker   *broker.Waker
-	kinds   *kinds.Catalog // of the truth
+	kinds   *catalog.Catalog // of the truth
 
 	pages  *api.Pages
 	cfg    api.Config
@@ -40,12 +41,12 @@ type apiParts struct {
 // nor writes need it.
 func newAPI(cfg api.Config, truth, tokens, projections *pgxpool.Pool, nc *nats.Conn, b broker.Config, reg prometheus.Registerer,
 	log *slog.Logger) (a *apiParts, err error) {
-	a = &apiParts{waker: broker.NewWaker(nc, b), kinds: kinds.NewCatalog(truth, kinds.Truth, log), pages: api.NewPages(cfg, reg),
+	a = &apiParts{waker: broker.NewWaker(nc, b), kinds: catalog.New(truth, catalog.Truth, log), pages: api.NewPages(cfg, reg),
 		cfg: cfg, nc: nc, broker: b, log: log}
 	a.handler, err = api.New(cfg, api.Deps{Store: store.New(truth, a.waker.Wake), Tokens: tokens, DLQ: outbox.NewDLQ(truth, a.waker.Wake),
 		Projections: projections, Kinds: a.kinds, Fleet: fleet.Projections(a.kinds.Now), Pages: a.pages, Streams: heads.Of(nc, b),
 		Names: contracts.Names{Stream: b.Stream, Prefix: b.Prefix, Live: b.LivePrefix, Source: b.Source}, Log: log, Reg: reg,
-		Upstreams: func(ctx context.Context) ([]upstreams.Upstream, error) { return upstreams.List(ctx, truth) }})
+		Upstreams: func(ctx context.Context) ([]upstreams.Upstream, error) { return declared.List(ctx, truth) }})
 	return a, err
 }
 

@@ -11,7 +11,7 @@ import (
 	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/tokens"
-	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/catalog"
 	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/ops/jobs"
 	"github.com/tidings/tidings/ops/upkeep"
@@ -74,7 +74,7 @@ func (cfg jobsConfig) run(ctx context.Context, h daemon.Host) error {
 		return err
 	}
 	defer projected.Close()
-	catalog := kinds.NewCatalog(truth, kinds.Truth, h.Log)
+	catalog := catalog.New(truth, catalog.Truth, h.Log)
 	remover, err := store.NewRemover(truth, nil, catalog.Now, h.Log, h.Metrics) // it wakes no relay: they poll
 	if err != nil {
 		return err

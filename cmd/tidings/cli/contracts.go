@@ -12,6 +12,7 @@ import (
 
 	"github.com/tidings/tidings/event/contracts"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/declared"
 	"github.com/tidings/tidings/kinds/upstreams"
 )
 
@@ -27,7 +28,7 @@ of streams and subjects from NATS_STREAM, NATS_SUBJECT_PREFIX and NATS_LIVE_PREF
 from EVENT_SOURCE.`,
 		args: exactArgs(1), needs: needServers,
 		run: func(ctx context.Context, s *session, args []string) (*report, error) {
-			set, declared := kinds.Builtin(), []upstreams.Upstream(nil)
+			set, external := kinds.Builtin(), []upstreams.Upstream(nil)
 			if !builtIn {
 				y, err := s.open(ctx, s.data, "kinds", needTruth|orOutbox)
 				if err != nil {
@@ -39,7 +40,7 @@ from EVENT_SOURCE.`,
 				} else if set, err = truthKinds(ctx, y.Truth); err != nil {
 					return nil, err
 				}
-				if declared, err = upstreams.List(ctx, y.Truth); err != nil {
+				if external, err = declared.List(ctx, y.Truth); err != nil {
 					return nil, err
 				}
 			}
@@ -47,7 +48,7 @@ from EVENT_SOURCE.`,
 			if err != nil {
 				return nil, err
 			}
-			n, err := writeContracts(args[0], set, declared, contracts.Names{Stream: cfg.Stream, Prefix: cfg.Prefix, Live: cfg.LivePrefix,
+			n, err := writeContracts(args[0], set, external, contracts.Names{Stream: cfg.Stream, Prefix: cfg.Prefix, Live: cfg.LivePrefix,
 				Source: cfg.Source})
 			if err != nil {
 				return nil, err

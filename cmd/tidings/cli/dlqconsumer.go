@@ -17,7 +17,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/deadletter"
 	"github.com/tidings/tidings/internal/postgres"
-	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/catalog"
 	"github.com/tidings/tidings/migrations"
 )
 
@@ -114,7 +114,7 @@ func (p Process) consumerLetters(ctx context.Context, data string) (*letterDesk,
 	if err != nil {
 		return nil, err
 	}
-	catalog := kinds.NewCatalog(pool, kinds.Projections, slog.New(slog.DiscardHandler))
+	catalog := catalog.New(pool, catalog.Projections, slog.New(slog.DiscardHandler))
 	if err := catalog.Load(ctx); err != nil {
 		pool.Close()
 		return nil, err

@@ -18,6 +18,7 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/versioned"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/catalog"
 	"github.com/tidings/tidings/projections/history"
 	"github.com/tidings/tidings/store"
 )
@@ -95,9 +96,9 @@ func (p Process) historyOf(f historyFlags, anyKind bool, use, short string, args
 			return nil
 		},
 		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
-			pool, of := s.Projections, kinds.Projections
+			pool, of := s.Projections, catalog.Projections
 			if r.in == needTruth {
-				pool, of = s.Truth, kinds.Truth
+				pool, of = s.Truth, catalog.Truth
 			}
 			now, err := kindsOf(ctx, pool, of)
 			if err != nil {

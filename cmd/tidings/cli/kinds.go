@@ -14,12 +14,13 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/catalog"
 	"github.com/tidings/tidings/kinds/kindfile"
 )
 
 // appliedKinds is the output of `tidings kinds apply --json`.
 type appliedKinds struct {
-	kinds.Applied
+	catalog.Applied
 	DryRun bool `json:"dry_run"`
 }
 
@@ -75,7 +76,7 @@ func (p Process) kindsFile(name string) (*kinds.Set, error) {
 }
 
 func (p Process) kindsApplyCommand() *cobra.Command {
-	var r kinds.Request
+	var r catalog.Request
 	return p.command(command{
 		use:   "apply FILE",
 		short: "Put the kinds of a file in force, beside the built-in ones",
@@ -92,11 +93,11 @@ again: it completes the change.`,
 			return err
 		},
 		run: func(ctx context.Context, s *session, args []string) (*report, error) {
-			dbs := kinds.Databases{Truth: s.Truth, Projections: s.Projections}
+			dbs := catalog.Databases{Truth: s.Truth, Projections: s.Projections}
 			if err := askKinds(ctx, dbs, r, s); err != nil {
 				return nil, inFile(args[0], err)
 			}
-			done, err := kinds.Apply(ctx, dbs, r)
+			done, err := catalog.Apply(ctx, dbs, r)
 			if err != nil {
 				return nil, inFile(args[0], err)
 			}
@@ -110,10 +111,10 @@ again: it completes the change.`,
 
 // askKinds asks whether to remove kinds or parts of kinds. A change that only adds needs no
 // confirmation.
-func askKinds(ctx context.Context, dbs kinds.Databases, r kinds.Request, s *session) error {
+func askKinds(ctx context.Context, dbs catalog.Databases, r catalog.Request, s *session) error {
 	return s.ask(func(w io.Writer) error {
 		r.DryRun = true
-		plan, err := kinds.Apply(ctx, dbs, r)
+		plan, err := catalog.Apply(ctx, dbs, r)
 		if err != nil {
 			return err
 		}
@@ -129,14 +130,14 @@ func askKinds(ctx context.Context, dbs kinds.Databases, r kinds.Request, s *sess
 
 // inFile names the file in an error about it.
 func inFile(name string, err error) error {
-	var refused *kinds.RefusedError
+	var refused *catalog.RefusedError
 	if errors.As(err, &refused) {
 		return fmt.Errorf("%s is refused, and nothing was changed:\n%w", name, err)
 	}
 	return err
 }
 
-func sayApplied(w io.Writer, done kinds.Applied, dry bool) error {
+func sayApplied(w io.Writer, done catalog.Applied, dry bool) error {
 	text := fmt.Sprintf("These kinds are in force. All processes use them within 5 seconds. "+
 		"`tidings kinds history` lists this change as version %d.", done.Version)
 	switch {
@@ -182,7 +183,7 @@ read rows: tidings kinds apply --dry-run also finds rows that prevent a change.`
 			changes := kinds.Changes(now, to)
 			return lists(changes, func(w io.Writer) error {
 				if len(changes) == 0 {
-					return sayApplied(w, kinds.Applied{}, false)
+					return sayApplied(w, catalog.Applied{}, false)
 				}
 				sayChanges(w, changes, true)
 				return nil
@@ -299,7 +300,7 @@ func (p Process) kindsHistoryCommand() *cobra.Command {
 	return p.command(command{
 		use: "history", short: "List who applied which kinds, when and why", name: "kinds", needs: needTruth, json: onePer("version"),
 		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
-			all, err := kinds.History(ctx, s.Truth)
+			all, err := catalog.History(ctx, s.Truth)
 			if err != nil {
 				return nil, err
 			}

@@ -19,6 +19,7 @@ import (
 	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/catalog"
 	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/ops/status"
 )
@@ -193,7 +194,7 @@ func (s *session) print(r *report) error {
 type system struct {
 	status.Sources
 	env   servers
-	kinds *kinds.Catalog // of the projections' database, loaded; only with all servers and unless OutboxAlone
+	kinds *catalog.Catalog // of the projections' database, loaded; only with all servers and unless OutboxAlone
 }
 
 // errOutboxAlone reports a command that needs more than a guest has.
@@ -245,7 +246,7 @@ func (p Process) open(ctx context.Context, data, name string, needs needs) (_ *s
 	if y.OutboxAlone {
 		return y, nil
 	}
-	y.kinds, err = loadKinds(ctx, y.Projections, kinds.Projections, daemon.CommandLogger(p.Stderr, slog.LevelError))
+	y.kinds, err = loadKinds(ctx, y.Projections, catalog.Projections, daemon.CommandLogger(p.Stderr, slog.LevelError))
 	return y, err
 }
 
@@ -315,18 +316,18 @@ func (y *system) close() {
 }
 
 // loadKinds reads the kinds in force in one of the databases.
-func loadKinds(ctx context.Context, pool *pgxpool.Pool, of kinds.Database, log *slog.Logger) (*kinds.Catalog, error) {
-	c := kinds.NewCatalog(pool, of, log)
+func loadKinds(ctx context.Context, pool *pgxpool.Pool, of catalog.Database, log *slog.Logger) (*catalog.Catalog, error) {
+	c := catalog.New(pool, of, log)
 	return c, c.Load(ctx)
 }
 
 // truthKinds reads the kinds in force in the truth.
 func truthKinds(ctx context.Context, truth *pgxpool.Pool) (*kinds.Set, error) {
-	return kindsOf(ctx, truth, kinds.Truth)
+	return kindsOf(ctx, truth, catalog.Truth)
 }
 
 // kindsOf reads the kinds in force in one of the databases.
-func kindsOf(ctx context.Context, pool *pgxpool.Pool, of kinds.Database) (*kinds.Set, error) {
+func kindsOf(ctx context.Context, pool *pgxpool.Pool, of catalog.Database) (*kinds.Set, error) {
 	c, err := loadKinds(ctx, pool, of, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return nil, err

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/tidings/tidings/kinds/declared"
 	"github.com/tidings/tidings/kinds/kindfile"
 	"github.com/tidings/tidings/kinds/upstreams"
 	"github.com/tidings/tidings/migrations"
@@ -20,7 +21,7 @@ import (
 
 // addedUpstream is the output of `tidings upstream add --json`.
 type addedUpstream struct {
-	upstreams.Added
+	declared.Added
 	Upstream string                     `json:"upstream"`
 	DryRun   bool                       `json:"dry_run"`
 	Logins   []migrations.UpstreamLogin `json:"logins,omitempty"`
@@ -73,7 +74,7 @@ func (p Process) upstreamFile(name string) (*upstreams.Upstream, error) {
 
 func (p Process) upstreamAddCommand() *cobra.Command {
 	var (
-		r    upstreams.Request
+		r    declared.Request
 		file string
 	)
 	c := p.command(command{
@@ -117,7 +118,7 @@ stay too. docs/upstream.md lists what may change.`,
 				r.Upstream = *was
 			}
 			done := addedUpstream{Upstream: args[0], DryRun: r.DryRun}
-			if done.Added, err = upstreams.Add(ctx, s.Truth, r); err != nil {
+			if done.Added, err = declared.Add(ctx, s.Truth, r); err != nil {
 				return nil, err
 			}
 			for _, login := range r.Upstream.Logins {
@@ -167,13 +168,13 @@ func sayAdded(w io.Writer, done addedUpstream) error {
 
 // findUpstream returns the declared upstream of that name.
 func findUpstream(ctx context.Context, s *session, name string) (*upstreams.Upstream, error) {
-	all, err := upstreams.List(ctx, s.Truth)
+	all, err := declared.List(ctx, s.Truth)
 	if err != nil {
 		return nil, err
 	}
 	i := slices.IndexFunc(all, func(u upstreams.Upstream) bool { return u.Name == name })
 	if i < 0 {
-		return nil, fmt.Errorf("%s: %w", name, upstreams.ErrNotFound)
+		return nil, fmt.Errorf("%s: %w", name, declared.ErrNotFound)
 	}
 	return &all[i], nil
 }
@@ -182,7 +183,7 @@ func (p Process) upstreamListCommand() *cobra.Command {
 	return p.command(command{
 		use: "list", short: "List the declared upstreams", name: "upstream", needs: needTruth | orOutbox, json: onePer("upstream"),
 		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
-			declared, err := upstreams.List(ctx, s.Truth)
+			declared, err := declared.List(ctx, s.Truth)
 			if err != nil {
 				return nil, err
 			}
@@ -242,7 +243,7 @@ upstream again, under the same rules of change.`,
 			if err := s.ask(sentence("Writers of %s (%s) will be refused.\n", u.Name, strings.Join(u.Logins, ", "))); err != nil {
 				return nil, err
 			}
-			if err := upstreams.Remove(ctx, s.Truth, u.Name, actor, reason); err != nil {
+			if err := declared.Remove(ctx, s.Truth, u.Name, actor, reason); err != nil {
 				return nil, err
 			}
 			return reports(map[string]string{"removed": u.Name}, sentence("The outbox refuses events of %s now.\n", u.Name)), nil
@@ -256,7 +257,7 @@ func (p Process) upstreamHistoryCommand() *cobra.Command {
 		needs: needTruth | orOutbox,
 		json:  onePer("version"),
 		run: func(ctx context.Context, s *session, args []string) (*report, error) {
-			all, err := upstreams.History(ctx, s.Truth, args[0])
+			all, err := declared.History(ctx, s.Truth, args[0])
 			if err != nil {
 				return nil, err
 			}

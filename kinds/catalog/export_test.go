@@ -1,4 +1,4 @@
-package kinds
+package catalog
 
 // ApplyInSteps is Apply with a function that it calls before each step. An error of the function
 // ends Apply there, like a crash.

@@ -1,8 +1,9 @@
-package kinds
+package catalog
 
 import (
 	"cmp"
 	"fmt"
+	"github.com/tidings/tidings/kinds"
 )
 
 // Statement makes or drops tables of a kind. It runs as the owner of the tables or as
@@ -15,9 +16,11 @@ type Statement struct {
 
 // MakeTables returns the statements that make the missing tables of every kind of the set in that
 // database, with the constraints of their ids.
-func (w Database) MakeTables(s *Set) []Statement { return append(w.makeTables(s), w.narrow(s)...) }
+func (w Database) MakeTables(s *kinds.Set) []Statement {
+	return append(w.makeTables(s), w.narrow(s)...)
+}
 
-func (w Database) makeTables(s *Set) (all []Statement) {
+func (w Database) makeTables(s *kinds.Set) (all []Statement) {
 	for _, e := range s.AllEdges() {
 		all = append(all, w.makeEdges(e)...)
 	}
@@ -34,7 +37,7 @@ func (w Database) StoredSQL() string {
 		installation, objectName)
 }
 
-func truthEdges(e Edge) []Statement {
+func truthEdges(e kinds.Edge) []Statement {
 	all := []Statement{{"make the tables of the edges " + e.Name, `SELECT make_edge_kind($1, $2, $3, $4, $5, $6)`,
 		[]any{e.Name, e.Plural, e.Ends[0], e.Ends[1], !e.NoSelf(), e.Partitions}}}
 	if e.ToChild {
@@ -43,7 +46,7 @@ func truthEdges(e Edge) []Statement {
 	return all
 }
 
-func truthChildren(c Child) []Statement {
+func truthChildren(c kinds.Child) []Statement {
 	n := c.Names()
 	return []Statement{{"make the tables of the children " + c.Name, `SELECT make_child_kind($1, $2, $3, $4, $5, $6, $7)`,
 		[]any{c.Name, c.Plural, n.ID, n.Parent, c.Threaded, c.OnePerAuthor, c.Partitions}},
@@ -52,10 +55,10 @@ func truthChildren(c Child) []Statement {
 
 // truthNarrow gives the columns of ids in the tables of all kinds the constraints of their forms.
 // Locks: the tables of kinds for which a form has changed, ACCESS EXCLUSIVE.
-func truthNarrow(s *Set) (all []Statement) {
-	narrow := func(kind string, first, second IDForm) {
+func truthNarrow(s *kinds.Set) (all []Statement) {
+	narrow := func(kind string, first, second kinds.IDForm) {
 		all = append(all, Statement{"narrow the ids of " + kind, `SELECT narrow_ids($1, $2, $3)`,
-			[]any{kind, string(cmp.Or(first, String)), string(cmp.Or(second, String))}})
+			[]any{kind, string(cmp.Or(first, kinds.String)), string(cmp.Or(second, kinds.String))}})
 	}
 	for _, e := range s.AllEdges() {
 		narrow(e.Name, e.FromIDs, e.ToIDs)
@@ -66,7 +69,7 @@ func truthNarrow(s *Set) (all []Statement) {
 	return all
 }
 
-func noIDs(*Set) []Statement { return nil }
+func noIDs(*kinds.Set) []Statement { return nil }
 
 // truthDrop drops the tables of a kind, which must be empty.
 // Locks: all of these tables and the tables that they are partitions of, ACCESS EXCLUSIVE.
@@ -74,9 +77,9 @@ func truthDrop(name, plural string) []Statement {
 	return []Statement{{"drop the tables of the kind " + name, `SELECT drop_kind($1, $2)`, []any{name, plural}}}
 }
 
-func historyOfEdges(e Edge) []Statement { return history(e.Name, e.Ends[:], "text", false) }
+func historyOfEdges(e kinds.Edge) []Statement { return history(e.Name, e.Ends[:], "text", false) }
 
-func historyOfChildren(c Child) []Statement {
+func historyOfChildren(c kinds.Child) []Statement {
 	return history(c.Name, []string{c.Names().ID}, "uuid", true)
 }
 

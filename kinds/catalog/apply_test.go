@@ -1,4 +1,4 @@
-package kinds_test
+package catalog_test
 
 import (
 	"context"
@@ -17,26 +17,39 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/catalog"
 )
+
+const music = `
+objects: {song: songs}
+edges:
+  play: {plural: plays, from: user, to: song, forward: plays, reverse: players,
+    attributes: {mood: {enum: [calm, loud], filter: true}, times: {type: integer, default: 1}}}
+  block: {plural: blocks, from: user, to: user, ends: [blocker_id, blocked_id], forward: blocked, reverse: blockers}
+  like: {plural: likes, from: user, to: post, forward: likes, reverse: likers}
+children:
+  remark: {plural: remarks, parent: song, threaded: true, one_per_author: true,
+    attributes: {stars: {type: integer, minimum: 1, maximum: 5, aggregate: true}}}
+`
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
 // installation has separate databases for the truth and the projections, as in production.
 type installation struct {
-	kinds.Databases
+	catalog.Databases
 	truth, projections *testkit.DB
 }
 
 func newInstallation(t *testing.T) installation {
 	t.Helper()
 	i := installation{truth: testkit.Postgres(t), projections: testkit.Postgres(t)}
-	i.Databases = kinds.Databases{Truth: i.truth.Pool(t, postgres.RoleSystem), Projections: i.projections.Pool(t, postgres.RoleSystem)}
+	i.Databases = catalog.Databases{Truth: i.truth.Pool(t, postgres.RoleSystem), Projections: i.projections.Pool(t, postgres.RoleSystem)}
 	return i
 }
 
-func (i installation) apply(t *testing.T, file string) kinds.Applied {
+func (i installation) apply(t *testing.T, file string) catalog.Applied {
 	t.Helper()
-	done, err := kinds.Apply(t.Context(), i.Databases, kinds.Request{Kinds: testkit.Kinds(t, file), Actor: "ann", Reason: "why not"})
+	done, err := catalog.Apply(t.Context(), i.Databases, catalog.Request{Kinds: testkit.Kinds(t, file), Actor: "ann", Reason: "why not"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,16 +60,16 @@ func (i installation) apply(t *testing.T, file string) kinds.Applied {
 // consumer's from the projections.
 func (i installation) inForce(t *testing.T) (truth, projections *kinds.Set) {
 	t.Helper()
-	sets := map[kinds.Database]*kinds.Set{}
-	for where, pool := range map[kinds.Database]*pgxpool.Pool{kinds.Truth: i.truth.Pool(t, postgres.RoleAPI),
-		kinds.Projections: i.Projections} {
-		c := kinds.NewCatalog(pool, where, testkit.Logger(t))
+	sets := map[catalog.Database]*kinds.Set{}
+	for where, pool := range map[catalog.Database]*pgxpool.Pool{catalog.Truth: i.truth.Pool(t, postgres.RoleAPI),
+		catalog.Projections: i.Projections} {
+		c := catalog.New(pool, where, testkit.Logger(t))
 		if err := c.Load(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		sets[where] = c.Now()
 	}
-	return sets[kinds.Truth], sets[kinds.Projections]
+	return sets[catalog.Truth], sets[catalog.Projections]
 }
 
 // holds verifies that both databases have the kinds of the file in force, and that the truth has
@@ -110,7 +123,7 @@ const (
 
 func TestAppliedKindsAreInForceWithTheirTables(t *testing.T) {
 	i := newInstallation(t)
-	c := kinds.NewCatalog(i.truth.Pool(t, postgres.RoleAPI), kinds.Truth, testkit.Logger(t))
+	c := catalog.New(i.truth.Pool(t, postgres.RoleAPI), catalog.Truth, testkit.Logger(t))
 	if err := c.Load(t.Context()); err != nil || c.Now() != kinds.Builtin() {
 		t.Fatalf("before anything is applied: %v", err)
 	}
@@ -136,7 +149,7 @@ func TestAppliedKindsAreInForceWithTheirTables(t *testing.T) {
 	if again := i.apply(t, music); again.Version != done.Version || len(again.Changes) != 0 {
 		t.Errorf("again: %+v", again)
 	}
-	all, err := kinds.History(t.Context(), i.Truth)
+	all, err := catalog.History(t.Context(), i.Truth)
 	if err != nil || len(all) != 1 || all[0].By != "ann" || all[0].Reason != "why not" || all[0].Version != done.Version ||
 		len(all[0].Changes) != 4 {
 		t.Errorf("history: %+v, %v", all, err)
@@ -146,7 +159,7 @@ func TestAppliedKindsAreInForceWithTheirTables(t *testing.T) {
 func TestApplyInOneDatabase(t *testing.T) {
 	db := testkit.Postgres(t)
 	i := installation{truth: db, projections: db}
-	i.Databases = kinds.Databases{Truth: db.Pool(t, postgres.RoleSystem), Projections: db.Pool(t, postgres.RoleSystem)}
+	i.Databases = catalog.Databases{Truth: db.Pool(t, postgres.RoleSystem), Projections: db.Pool(t, postgres.RoleSystem)}
 	i.apply(t, music)
 	i.holds(t, music)
 	i.apply(t, `{}`)
@@ -155,7 +168,7 @@ func TestApplyInOneDatabase(t *testing.T) {
 
 func TestAnApplyThatBrokeOffIsCompletedByTheNext(t *testing.T) {
 	other := strings.Replace(music, "to: song, forward: plays", "to: post, forward: plays", 1)
-	for _, step := range kinds.Steps {
+	for _, step := range catalog.Steps {
 		for name, next := range map[string]string{"the same file": music, "another file, with another play": other, "no file": `{}`,
 			"changed built-in kinds": changed} {
 			if next != music && step != "truth commit" { // before that step it leaves nothing
@@ -164,7 +177,7 @@ func TestAnApplyThatBrokeOffIsCompletedByTheNext(t *testing.T) {
 			t.Run(step+", then "+name, func(t *testing.T) {
 				i := newInstallation(t)
 				crash := errors.New("crash")
-				_, err := kinds.ApplyInSteps(t.Context(), i.Databases, kinds.Request{Kinds: testkit.Kinds(t, music), Actor: "ann"},
+				_, err := catalog.ApplyInSteps(t.Context(), i.Databases, catalog.Request{Kinds: testkit.Kinds(t, music), Actor: "ann"},
 					func(name string) error {
 						if name == step {
 							return crash
@@ -193,14 +206,14 @@ func TestTwoAppliesAtOnceAreOneAfterTheOther(t *testing.T) {
 	two := strings.Replace(music, "  block:", "  ban:", 1)
 	two = strings.Replace(two, "plural: blocks", "plural: bans", 1)
 	var wg sync.WaitGroup
-	r := kinds.Request{Kinds: testkit.Kinds(t, music), Actor: "ann"}
-	_, err := kinds.ApplyInSteps(t.Context(), i.Databases, r, func(step string) error {
+	r := catalog.Request{Kinds: testkit.Kinds(t, music), Actor: "ann"}
+	_, err := catalog.ApplyInSteps(t.Context(), i.Databases, r, func(step string) error {
 		if step != "projections" {
 			return nil
 		}
 		wg.Go(func() { // while the first one runs
-			done, err := kinds.Apply(context.WithoutCancel(t.Context()), i.Databases,
-				kinds.Request{Kinds: testkit.Kinds(t, two), Actor: "bob"})
+			done, err := catalog.Apply(context.WithoutCancel(t.Context()), i.Databases,
+				catalog.Request{Kinds: testkit.Kinds(t, two), Actor: "bob"})
 			var what []string
 			for _, c := range done.Changes {
 				what = append(what, c.Path+" "+c.What)
@@ -221,15 +234,15 @@ func TestTwoAppliesAtOnceAreOneAfterTheOther(t *testing.T) {
 		t.Fatal(err)
 	}
 	i.holds(t, two)
-	if all, err := kinds.History(t.Context(), i.Truth); err != nil || len(all) != 2 || all[1].By != "bob" {
+	if all, err := catalog.History(t.Context(), i.Truth); err != nil || len(all) != 2 || all[1].By != "bob" {
 		t.Errorf("history: %+v, %v", all, err)
 	}
 }
 
 func TestAnApplyWhoseConnectionIsCutKeepsNobodyWaiting(t *testing.T) {
 	i := newInstallation(t)
-	r := kinds.Request{Kinds: testkit.Kinds(t, music), Actor: "ann"}
-	_, err := kinds.ApplyInSteps(t.Context(), i.Databases, r, func(step string) error {
+	r := catalog.Request{Kinds: testkit.Kinds(t, music), Actor: "ann"}
+	_, err := catalog.ApplyInSteps(t.Context(), i.Databases, r, func(step string) error {
 		if step != "truth object" {
 			return nil
 		}
@@ -246,12 +259,12 @@ func TestAnApplyWhoseConnectionIsCutKeepsNobodyWaiting(t *testing.T) {
 
 func TestADryRunChangesNothing(t *testing.T) {
 	i := newInstallation(t)
-	done, err := kinds.Apply(t.Context(), i.Databases, kinds.Request{Kinds: testkit.Kinds(t, music), Actor: "ann", DryRun: true})
+	done, err := catalog.Apply(t.Context(), i.Databases, catalog.Request{Kinds: testkit.Kinds(t, music), Actor: "ann", DryRun: true})
 	if err != nil || done.Version != 0 || len(done.Changes) != 4 {
 		t.Errorf("%+v, %v", done, err)
 	}
 	i.holds(t, `{}`)
-	if all, err := kinds.History(t.Context(), i.Truth); err != nil || len(all) != 0 {
+	if all, err := catalog.History(t.Context(), i.Truth); err != nil || len(all) != 0 {
 		t.Errorf("history: %+v, %v", all, err)
 	}
 }
@@ -260,7 +273,7 @@ func TestAPluralThatATableHasIsAnErrorAndNothingChanges(t *testing.T) {
 	i := newInstallation(t)
 	file := strings.ReplaceAll(music, "plural: plays", "plural: leases")
 	for _, dry := range []bool{true, false} {
-		_, err := kinds.Apply(t.Context(), i.Databases, kinds.Request{Kinds: testkit.Kinds(t, file), Actor: "ann", DryRun: dry})
+		_, err := catalog.Apply(t.Context(), i.Databases, catalog.Request{Kinds: testkit.Kinds(t, file), Actor: "ann", DryRun: dry})
 		if err == nil || !strings.Contains(err.Error(), "leases") {
 			t.Errorf("dry run %v: %v", dry, err)
 		}
@@ -328,8 +341,8 @@ func TestChangesThatWouldReinterpretRowsAreRefused(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			file := strings.Replace(music, c.from, c.to, 1)
 			for _, dry := range []bool{true, false} {
-				_, err := kinds.Apply(t.Context(), i.Databases, kinds.Request{Kinds: testkit.Kinds(t, file), Actor: "ann", DryRun: dry})
-				var refused *kinds.RefusedError
+				_, err := catalog.Apply(t.Context(), i.Databases, catalog.Request{Kinds: testkit.Kinds(t, file), Actor: "ann", DryRun: dry})
+				var refused *catalog.RefusedError
 				if !errors.As(err, &refused) {
 					t.Fatal(err)
 				}
@@ -436,7 +449,7 @@ func TestIDsWithRowsAreNotNarrowed(t *testing.T) {
 	const instead = ". Instead, keep the form of the ids, or add an object with another name"
 	refused := func(file, want string) {
 		t.Helper()
-		_, err := kinds.Apply(t.Context(), i.Databases, kinds.Request{Kinds: testkit.Kinds(t, file), Actor: "ann"})
+		_, err := catalog.Apply(t.Context(), i.Databases, catalog.Request{Kinds: testkit.Kinds(t, file), Actor: "ann"})
 		if err == nil || err.Error() != want {
 			t.Errorf("%v\nwant %s", err, want)
 		}
@@ -461,7 +474,7 @@ func TestIDsWithRowsAreNotNarrowed(t *testing.T) {
 func TestIDsThatAreWrittenInTheLastMomentAreNotNarrowed(t *testing.T) {
 	i := newInstallation(t)
 	i.apply(t, music)
-	_, err := kinds.ApplyInSteps(t.Context(), i.Databases, kinds.Request{Kinds: testkit.Kinds(t, narrow("uuid")), Actor: "ann"},
+	_, err := catalog.ApplyInSteps(t.Context(), i.Databases, catalog.Request{Kinds: testkit.Kinds(t, narrow("uuid")), Actor: "ann"},
 		func(step string) error {
 			if step == "truth tables" {
 				i.exec(t, i.truth.Pool(t, "tidings_writer"), insertPlay)
@@ -521,7 +534,7 @@ func TestBuiltInKindsChangeAsRowsAllow(t *testing.T) {
 		VALUES (1, gen_random_uuid(), 3, '0196b2d4-7c00-7000-8000-00000000000a', 'x')`)
 
 	// Without a file they would be as they are built in, and the rows forbid that.
-	_, err := kinds.Apply(t.Context(), i.Databases, kinds.Request{Kinds: kinds.Builtin(), Actor: "ann"})
+	_, err := catalog.Apply(t.Context(), i.Databases, catalog.Request{Kinds: kinds.Builtin(), Actor: "ann"})
 	want := "children.message.attributes.mood: removed: refused, because message has rows in children. Instead, keep it: writers may " +
 		"omit it\nedges.follow.partitions: 16 → 0: refused, because follow has rows in edges. Instead, add a kind with another name, " +
 		"and write there"
@@ -538,7 +551,7 @@ func TestBuiltInKindsChangeAsRowsAllow(t *testing.T) {
 	i.exec(t, i.Truth, `DELETE FROM children_message`)
 	i.apply(t, `{}`)
 	i.holds(t, `{}`)
-	if all, err := kinds.History(t.Context(), i.Truth); err != nil || len(all) != 3 || len(all[2].Changes) != 3 {
+	if all, err := catalog.History(t.Context(), i.Truth); err != nil || len(all) != 3 || len(all[2].Changes) != 3 {
 		t.Errorf("history: %+v, %v", all, err)
 	}
 }
@@ -562,7 +575,7 @@ func TestEventsOfAKindKeepItToo(t *testing.T) {
 				pool = i.Projections
 			}
 			i.exec(t, pool, sql)
-			_, err := kinds.Apply(t.Context(), i.Databases, kinds.Request{Kinds: testkit.Kinds(t, `{}`), Actor: "ann"})
+			_, err := catalog.Apply(t.Context(), i.Databases, catalog.Request{Kinds: testkit.Kinds(t, `{}`), Actor: "ann"})
 			if want := fmt.Sprintf("edges.play: removed: refused, because play has rows in %s. Instead, leave "+
 				"the kind in the file", name); err == nil || err.Error() != want {
 				t.Errorf("%v, want %s", err, want)
@@ -577,8 +590,8 @@ func TestEventsOfAKindKeepItToo(t *testing.T) {
 func TestAKindThatIsWrittenInTheLastMomentIsNotDropped(t *testing.T) {
 	i := newInstallation(t)
 	i.apply(t, music)
-	r := kinds.Request{Kinds: testkit.Kinds(t, `{}`), Actor: "ann"}
-	_, err := kinds.ApplyInSteps(t.Context(), i.Databases, r, func(step string) error {
+	r := catalog.Request{Kinds: testkit.Kinds(t, `{}`), Actor: "ann"}
+	_, err := catalog.ApplyInSteps(t.Context(), i.Databases, r, func(step string) error {
 		if step == "truth tables" {
 			i.exec(t, i.truth.Pool(t, "tidings_writer"), insertPlay)
 		}
@@ -592,7 +605,7 @@ func TestAKindThatIsWrittenInTheLastMomentIsNotDropped(t *testing.T) {
 
 func TestACatalogTakesKindsUpByItself(t *testing.T) {
 	i := newInstallation(t)
-	c := kinds.NewCatalog(i.Projections, kinds.Projections, testkit.Logger(t))
+	c := catalog.New(i.Projections, catalog.Projections, testkit.Logger(t))
 	if err := c.Load(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -609,7 +622,7 @@ func TestACatalogTakesKindsUpByItself(t *testing.T) {
 
 func TestWhoAsksAfterAnApplySeesItHoweverManyAsk(t *testing.T) {
 	i := newInstallation(t)
-	c := kinds.NewCatalog(i.truth.Pool(t, postgres.RoleAPI), kinds.Truth, testkit.Logger(t))
+	c := catalog.New(i.truth.Pool(t, postgres.RoleAPI), catalog.Truth, testkit.Logger(t))
 	ctx, stop := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	for range 8 {
@@ -649,14 +662,14 @@ func TestKindsThatDoNotGoWithTheReleaseAreAnError(t *testing.T) {
 	i.exec(t, i.truth.Pool(t, postgres.RoleOwner), `INSERT INTO kinds (tenant_id, object, metadata)
 		VALUES (0, '{"name": "installation", "kinds": {"edges": {"like": {"plural": "fans"}}}}',
 	  '{"version_id": 7, "version_state": "LATEST", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}')`)
-	c := kinds.NewCatalog(i.Truth, kinds.Truth, testkit.Logger(t))
+	c := catalog.New(i.Truth, catalog.Truth, testkit.Logger(t))
 	if err := c.Load(t.Context()); err == nil || !strings.Contains(err.Error(), "version 7 are not valid in this release") {
 		t.Errorf("%v", err)
 	}
 }
 
 func TestAppliedIsJSON(t *testing.T) {
-	got, err := json.Marshal(kinds.Applied{Changes: []kinds.Change{{Path: "edges.play", What: "added"}}, Version: 7})
+	got, err := json.Marshal(catalog.Applied{Changes: []kinds.Change{{Path: "edges.play", What: "added"}}, Version: 7})
 	if want := `{"changes":[{"path":"edges.play","what":"added"}],"version":7}`; err != nil || string(got) != want {
 		t.Errorf("%s, %v", got, err)
 	}

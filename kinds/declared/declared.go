@@ -1,4 +1,4 @@
-package upstreams
+package declared
 
 import (
 	"context"
@@ -14,7 +14,8 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/versioned"
-	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/catalog"
+	"github.com/tidings/tidings/kinds/upstreams"
 )
 
 // Errors of this package. The call has changed nothing.
@@ -25,13 +26,13 @@ var (
 
 const installation = 0 // the tenant of the objects
 
-var table = versioned.New[Upstream](versioned.Definition{Table: "upstreams", Sequence: "object_version_id",
+var table = versioned.New[upstreams.Upstream](versioned.Definition{Table: "upstreams", Sequence: "object_version_id",
 	Key: []versioned.Column{{Name: "name", Type: "text"}}})
 
 // Request declares an upstream, or changes a declared one.
 type Request struct {
-	Upstream Upstream // with the logins to add
-	Revoke   []string // logins to remove; others stay
+	Upstream upstreams.Upstream // with the logins to add
+	Revoke   []string           // logins to remove; others stay
 	Actor    string
 	DryRun   bool
 }
@@ -58,11 +59,11 @@ func Add(ctx context.Context, pool *pgxpool.Pool, r Request) (done Added, err er
 		if err := lock(ctx, tx); err != nil {
 			return err
 		}
-		set, err := kinds.InForce(ctx, tx)
+		set, err := catalog.InForce(ctx, tx)
 		if err != nil {
 			return err
 		}
-		if reserved(set, u.Name) {
+		if upstreams.Reserved(set, u.Name) {
 			return fmt.Errorf("%w: %s is the name of a kind", ErrRefused, u.Name)
 		}
 		all, err := heads(ctx, tx)
@@ -72,8 +73,8 @@ func Add(ctx context.Context, pool *pgxpool.Pool, r Request) (done Added, err er
 		i := slices.IndexFunc(all, func(h head) bool { return h.Object.Name == u.Name })
 		u := u
 		if i < 0 {
-			if len(all) >= MaxUpstreams {
-				return fmt.Errorf("%w: there are %d upstreams, as many as there may be", ErrRefused, MaxUpstreams)
+			if len(all) >= upstreams.MaxUpstreams {
+				return fmt.Errorf("%w: there are %d upstreams, as many as there may be", ErrRefused, upstreams.MaxUpstreams)
 			}
 			done.New, done.Changes = true, []string{"upstream " + u.Name + ": added"}
 		} else {
@@ -82,14 +83,14 @@ func Add(ctx context.Context, pool *pgxpool.Pool, r Request) (done Added, err er
 			u.Logins = slices.DeleteFunc(slices.Concat(was.Logins, u.Logins), func(l string) bool { return slices.Contains(r.Revoke, l) })
 			slices.Sort(u.Logins)
 			u.Logins = slices.Compact(u.Logins)
-			if done.Changes, refused = changes(&was, &u); len(refused) > 0 {
+			if done.Changes, refused = upstreams.Changes(&was, &u); len(refused) > 0 {
 				return fmt.Errorf("%w:\n%s", ErrRefused, strings.Join(refused, "\n"))
 			}
 			if done.Version = all[i].Metadata.VersionID; len(done.Changes) == 0 {
 				return nil
 			}
 		}
-		ids, err := table.Upsert(ctx, tx, []versioned.Change[Upstream]{{TenantID: installation, Object: u, By: r.Actor}})
+		ids, err := table.Upsert(ctx, tx, []versioned.Change[upstreams.Upstream]{{TenantID: installation, Object: u, By: r.Actor}})
 		if err != nil {
 			return fmt.Errorf("write the upstream %s: %w", u.Name, err)
 		}
@@ -105,14 +106,14 @@ func Add(ctx context.Context, pool *pgxpool.Pool, r Request) (done Added, err er
 	return done, err
 }
 
-// lock makes callers of Add and Remove wait for each other, and for kinds.Apply.
-func lock(ctx context.Context, tx pgx.Tx) error { return kinds.LockNames(ctx, tx) }
+// lock makes callers of Add and Remove wait for each other, and for catalog.Apply.
+func lock(ctx context.Context, tx pgx.Tx) error { return catalog.LockNames(ctx, tx) }
 
-type head = versioned.Head[Upstream]
+type head = versioned.Head[upstreams.Upstream]
 
 // heads returns the last versions of all upstreams, removed ones too, by name.
 func heads(ctx context.Context, tx pgx.Tx) ([]head, error) {
-	return table.Heads(ctx, tx, head{}, MaxUpstreams+1)
+	return table.Heads(ctx, tx, head{}, upstreams.MaxUpstreams+1)
 }
 
 // Remove ends an upstream: the table refuses its events from the next transaction on. Those that it
@@ -130,13 +131,13 @@ func Remove(ctx context.Context, pool *pgxpool.Pool, name, actor, reason string)
 			return err
 		}
 		v.Object.Reason, v.Object.Removed, v.Object.Logins = reason, true, []string{}
-		_, err = table.Upsert(ctx, tx, []versioned.Change[Upstream]{{TenantID: installation, Object: v.Object, By: actor}})
+		_, err = table.Upsert(ctx, tx, []versioned.Change[upstreams.Upstream]{{TenantID: installation, Object: v.Object, By: actor}})
 		return err
 	})
 }
 
 // List returns the declared upstreams by name.
-func List(ctx context.Context, pool *pgxpool.Pool) (all []Upstream, err error) {
+func List(ctx context.Context, pool *pgxpool.Pool) (all []upstreams.Upstream, err error) {
 	err = read(ctx, pool, func(tx pgx.Tx) error {
 		heads, err := heads(ctx, tx)
 		all = all[:0]
@@ -188,7 +189,7 @@ type Version struct {
 func History(ctx context.Context, pool *pgxpool.Pool, name string) (all []Version, err error) {
 	err = read(ctx, pool, func(tx pgx.Tx) error {
 		all = nil
-		var before *Upstream
+		var before *upstreams.Upstream
 		for after := int64(0); ; {
 			const page = 100
 			some, err := table.History(ctx, tx, installation, versioned.Key{name}, after, page)
@@ -201,7 +202,7 @@ func History(ctx context.Context, pool *pgxpool.Pool, name string) (all []Versio
 					Reason:  v.Object.Reason,
 					Removed: v.Object.Removed, Changes: []string{"upstream " + name + ": added"}}
 				if before != nil {
-					one.Changes, _ = changes(before, &v.Object)
+					one.Changes, _ = upstreams.Changes(before, &v.Object)
 				}
 				all, before, after = append(all, one), &v.Object, v.Position
 			}

@@ -1,6 +1,7 @@
-package kinds
+package catalog
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/versioned"
+	"github.com/tidings/tidings/kinds"
 )
 
 // RefusedError reports changes that would give existing rows another meaning. Apply has changed
@@ -23,7 +25,7 @@ type RefusedError struct{ Refused []Refusal }
 
 // Refusal is a refused change. Rows names the rows that the change would give another meaning.
 type Refusal struct {
-	Change
+	kinds.Change
 	Rows string
 }
 
@@ -40,7 +42,7 @@ type Databases struct{ Truth, Projections *pgxpool.Pool }
 
 // Request has the kinds to apply.
 type Request struct {
-	Kinds  *Set // with the built-in ones
+	Kinds  *kinds.Set // with the built-in ones
 	Actor  string
 	Reason string
 	DryRun bool // report the changes without making them
@@ -48,8 +50,8 @@ type Request struct {
 
 // Applied is the result of Apply. With DryRun it is the result that Apply would have.
 type Applied struct {
-	Changes []Change `json:"changes"`
-	Version int64    `json:"version"` // of the kinds in force; 0 if no kinds were ever applied
+	Changes []kinds.Change `json:"changes"`
+	Version int64          `json:"version"` // of the kinds in force; 0 if no kinds were ever applied
 }
 
 // Apply waits turnTimeout for another Apply, and lockTimeout for a lock that writers hold. It holds
@@ -89,7 +91,7 @@ func apply(ctx context.Context, d Databases, r Request, step func(name string) e
 		if err := freeNames(ctx, tx, now.set, to); err != nil {
 			return err
 		}
-		done = Applied{Changes: Changes(now.set, to), Version: now.version}
+		done = Applied{Changes: kinds.Changes(now.set, to), Version: now.version}
 		if err := d.refuse(ctx, tx, done.Changes); err != nil {
 			return err
 		}
@@ -127,7 +129,7 @@ func apply(ctx context.Context, d Databases, r Request, step func(name string) e
 	return done, err
 }
 
-func (d Databases) applyProjections(ctx context.Context, r Request, to *Set) error {
+func (d Databases) applyProjections(ctx context.Context, r Request, to *kinds.Set) error {
 	err := postgres.InTx(ctx, d.Projections, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		now, err := Projections.begin(ctx, tx, r)
 		if err != nil {
@@ -189,7 +191,7 @@ SELECT /* kinds.upstreams */ name FROM upstreams
  WHERE tenant_id = 0 AND name = ANY(@names) AND version_state = 'LATEST' ORDER BY name`
 
 // freeNames refuses new kinds with the name of an upstream.
-func freeNames(ctx context.Context, tx pgx.Tx, from, to *Set) error {
+func freeNames(ctx context.Context, tx pgx.Tx, from, to *kinds.Set) error {
 	if err := LockNames(ctx, tx); err != nil {
 		return err
 	}
@@ -207,16 +209,16 @@ func freeNames(ctx context.Context, tx pgx.Tx, from, to *Set) error {
 
 // recreateTables drops the tables of kinds that were removed or whose tables change, and makes all
 // missing tables.
-func (w Database) recreateTables(ctx context.Context, tx pgx.Tx, from, to *Set) error {
+func (w Database) recreateTables(ctx context.Context, tx pgx.Tx, from, to *kinds.Set) error {
 	var all []Statement
 	dropped := map[string]bool{}
-	for _, c := range Changes(from, to) {
-		if !c.rebuilt || dropped[c.Kind] {
+	for _, c := range kinds.Changes(from, to) {
+		if !c.Rebuilt || dropped[c.Kind] {
 			continue
 		}
 		dropped[c.Kind] = true
 		plural := from.Children[c.Kind].Plural
-		if c.edges {
+		if c.Edges {
 			plural = from.Edges[c.Kind].Plural
 		}
 		all = append(all, w.drop(c.Kind, plural)...)
@@ -234,14 +236,14 @@ func run(ctx context.Context, tx pgx.Tx, all []Statement) error {
 }
 
 // put stores the set, unless it is already stored, and returns the version of the stored object.
-func (w Database) put(ctx context.Context, tx pgx.Tx, r Request, now inForce, to *Set) (int64, error) {
-	added := to.Without(Builtin())
-	if same(now.set.Without(Builtin()), added) {
-		return now.version, nil
-	}
-	text, err := json.Marshal(added)
-	if err != nil {
+func (w Database) put(ctx context.Context, tx pgx.Tx, r Request, now inForce, to *kinds.Set) (int64, error) {
+	was, err1 := json.Marshal(now.set.Without(kinds.Builtin()))
+	text, err2 := json.Marshal(to.Without(kinds.Builtin()))
+	if err := errors.Join(err1, err2); err != nil {
 		return 0, fmt.Errorf("encode kinds: %w", err)
+	}
+	if bytes.Equal(was, text) {
+		return now.version, nil
 	}
 	ids, err := w.table.Upsert(ctx, tx, []versioned.Change[stored]{{TenantID: installation, By: r.Actor,
 		Object: stored{Name: objectName, Kinds: text, Reason: r.Reason}}})
@@ -253,14 +255,14 @@ func (w Database) put(ctx context.Context, tx pgx.Tx, r Request, now inForce, to
 
 // refuse returns a *RefusedError if a change would give existing rows another meaning. It reads
 // until it finds one row of the kind.
-func (d Databases) refuse(ctx context.Context, truth pgx.Tx, changes []Change) error {
+func (d Databases) refuse(ctx context.Context, truth pgx.Tx, changes []kinds.Change) error {
 	var refused []Refusal
 	rows := map[string]string{} // the table that has rows, by kind
 	for _, c := range changes {
 		if c.Kind == "" {
 			continue
 		}
-		if c.gone != nil {
+		if c.Gone != nil {
 			used, err := inUse(ctx, truth, c)
 			if err != nil {
 				return err
@@ -319,20 +321,20 @@ const inUseSQL = `
 SELECT /* kinds.in_use */ attributes ->> @attribute FROM %s
  WHERE kind = @kind AND attributes ->> @attribute = ANY(@gone) LIMIT 1`
 
-func inUse(ctx context.Context, tx pgx.Tx, c Change) (string, error) {
+func inUse(ctx context.Context, tx pgx.Tx, c kinds.Change) (string, error) {
 	tables := []string{"children", "children_archive"}
-	if c.edges {
+	if c.Edges {
 		tables = []string{"edges"}
 	}
 	for _, table := range tables {
 		var value string
 		err := tx.QueryRow(ctx, fmt.Sprintf(inUseSQL, table),
-			pgx.StrictNamedArgs{"kind": c.Kind, "attribute": c.attr, "gone": c.gone}).Scan(&value)
+			pgx.StrictNamedArgs{"kind": c.Kind, "attribute": c.Attribute, "gone": c.Gone}).Scan(&value)
 		if err == nil {
 			return value, nil
 		}
 		if !errors.Is(err, pgx.ErrNoRows) {
-			return "", fmt.Errorf("search for values of %s.%s: %w", c.Kind, c.attr, err)
+			return "", fmt.Errorf("search for values of %s.%s: %w", c.Kind, c.Attribute, err)
 		}
 	}
 	return "", nil
@@ -344,13 +346,13 @@ type Version struct {
 	By      string
 	At      time.Time
 	Reason  string
-	Changes []Change // from the previous version
+	Changes []kinds.Change // from the previous version
 }
 
 // History returns every applied version of the kinds, oldest first.
 func History(ctx context.Context, truth *pgxpool.Pool) (all []Version, err error) {
 	err = postgres.InTx(ctx, truth, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		before, after := Builtin(), int64(0)
+		before, after := kinds.Builtin(), int64(0)
 		all = nil
 		for {
 			const page = 100
@@ -359,12 +361,12 @@ func History(ctx context.Context, truth *pgxpool.Pool) (all []Version, err error
 				return err
 			}
 			for _, v := range some {
-				set, err := Builtin().ExtendJSON(v.Object.Kinds)
+				set, err := kinds.Builtin().ExtendJSON(v.Object.Kinds)
 				if err != nil { // an older release wrote them
 					return fmt.Errorf("the kinds of version %d are not valid in this release: %w", v.Metadata.VersionID, err)
 				}
 				all = append(all, Version{v.Metadata.VersionID, v.Metadata.CreatedBy, v.Metadata.LastUpdateTime,
-					v.Object.Reason, Changes(before, set)})
+					v.Object.Reason, kinds.Changes(before, set)})
 				before, after = set, v.Position
 			}
 			if len(some) < page {

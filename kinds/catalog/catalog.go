@@ -1,4 +1,4 @@
-package kinds
+package catalog
 
 import (
 	"context"
@@ -16,6 +16,7 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/versioned"
 	"github.com/tidings/tidings/internal/work"
+	"github.com/tidings/tidings/kinds"
 )
 
 // Database is one of the two databases that keep kinds: Truth or Projections.
@@ -26,9 +27,9 @@ type Database = *database
 type database struct {
 	name         string
 	table        *versioned.Table[stored]
-	makeEdges    func(Edge) []Statement
-	makeChildren func(Child) []Statement
-	narrow       func(*Set) []Statement // sets the constraints of ids
+	makeEdges    func(kinds.Edge) []Statement
+	makeChildren func(kinds.Child) []Statement
+	narrow       func(*kinds.Set) []Statement // sets the constraints of ids
 	drop         func(name, plural string) []Statement
 	rows         []tableRows
 }
@@ -83,19 +84,19 @@ type Catalog struct {
 
 type inForce struct {
 	version int64 // of the object; 0 for none
-	set     *Set
+	set     *kinds.Set
 }
 
-// NewCatalog returns a catalog that has only the built-in kinds until Load. The pool's login acts
+// New returns a catalog that has only the built-in kinds until Load. The pool's login acts
 // as tidings_api or tidings_system.
-func NewCatalog(pool *pgxpool.Pool, from Database, log *slog.Logger) *Catalog {
+func New(pool *pgxpool.Pool, from Database, log *slog.Logger) *Catalog {
 	c := &Catalog{pool: pool, from: from, log: log.With("component", "kinds"), looking: make(chan struct{}, 1)}
-	c.now.Store(&inForce{set: Builtin()})
+	c.now.Store(&inForce{set: kinds.Builtin()})
 	return c
 }
 
 // Now returns the kinds as they were last read.
-func (c *Catalog) Now() *Set { return c.now.Load().set }
+func (c *Catalog) Now() *kinds.Set { return c.now.Load().set }
 
 // Load reads the kinds for the first time.
 func (c *Catalog) Load(ctx context.Context) error {
@@ -150,7 +151,7 @@ func (c *Catalog) read(ctx context.Context) error {
 func (w Database) load(ctx context.Context, tx pgx.Tx, at *inForce) (inForce, error) {
 	v, err := w.table.Get(ctx, tx, installation, versioned.Key{objectName})
 	if errors.Is(err, versioned.ErrNotFound) {
-		return inForce{set: Builtin()}, nil
+		return inForce{set: kinds.Builtin()}, nil
 	}
 	if err != nil {
 		return inForce{}, fmt.Errorf("read kinds: %w", err)
@@ -158,7 +159,7 @@ func (w Database) load(ctx context.Context, tx pgx.Tx, at *inForce) (inForce, er
 	if at != nil && at.version == v.Metadata.VersionID {
 		return *at, nil
 	}
-	set, err := Builtin().ExtendJSON(v.Object.Kinds)
+	set, err := kinds.Builtin().ExtendJSON(v.Object.Kinds)
 	if err != nil {
 		return inForce{}, fmt.Errorf("the kinds of version %d are not valid in this release: %w", v.Metadata.VersionID, err)
 	}
@@ -167,10 +168,10 @@ func (w Database) load(ctx context.Context, tx pgx.Tx, at *inForce) (inForce, er
 
 // InForce reads the kinds in force in the truth of tx, which acts as tidings_system. A database
 // with the outbox alone has the built-in ones, so that no upstream takes the name of one.
-func InForce(ctx context.Context, tx pgx.Tx) (*Set, error) {
+func InForce(ctx context.Context, tx pgx.Tx) (*kinds.Set, error) {
 	var some bool
 	if err := tx.QueryRow(ctx, `SELECT to_regclass('kinds') IS NOT NULL`).Scan(&some); err != nil || !some {
-		return Builtin(), err
+		return kinds.Builtin(), err
 	}
 	now, err := Truth.load(ctx, tx, nil)
 	return now.set, err
