@@ -11,13 +11,14 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/tracing"
 	"github.com/tidings/tidings/internal/work"
+	"github.com/tidings/tidings/subscribe/internal/settings"
 )
 
 // handle calls the function with a message until it succeeds or the message becomes a dead letter.
 // It returns false if ctx ends before that.
 func (r *reader) handle(ctx context.Context, m *message) bool {
 	err := m.fault
-	if err == nil && m.attempt > r.attempts {
+	if err == nil && m.attempt > r.Attempts {
 		err = fmt.Errorf("the event was delivered %d times, and no attempt finished: each time the process ended first, or lost NATS",
 			m.attempt-1)
 	}
@@ -39,13 +40,13 @@ func (r *reader) handle(ctx context.Context, m *message) bool {
 			return true
 		case r.handling.Err() != nil: // Drain is over
 			return false
-		case event.IsPermanent(fault), m.attempt >= r.attempts:
+		case event.IsPermanent(fault), m.attempt >= r.Attempts:
 			return r.moveToDeadLetters(ctx, m, fault)
 		}
 		r.metrics.failures.Inc()
-		r.log.WarnContext(ctx, "handling an event failed, retrying", "event_id", m.event.ID, "tenant", m.event.TenantID, "stream",
+		r.Log.WarnContext(ctx, "handling an event failed, retrying", "event_id", m.event.ID, "tenant", m.event.TenantID, "stream",
 			m.event.Stream, "stream_seq", m.event.Seq, "attempt", m.attempt, "err", fault)
-		work.Sleep(ctx, r.pause(m.attempt))
+		work.Sleep(ctx, r.Pause(m.attempt))
 	}
 	return r.moveToDeadLetters(ctx, m, err)
 }
@@ -53,7 +54,7 @@ func (r *reader) handle(ctx context.Context, m *message) bool {
 // acknowledge acknowledges a message. If NATS does not get that, the message comes again.
 func (r *reader) acknowledge(ctx context.Context, m *message) {
 	if err := m.Ack(); err != nil {
-		r.log.WarnContext(ctx, "acknowledging an event failed; it may come again", "event_id", m.event.ID, "err", err)
+		r.Log.WarnContext(ctx, "acknowledging an event failed; it may come again", "event_id", m.event.ID, "err", err)
 		return
 	}
 	r.forget(ctx, m.seq)
@@ -64,13 +65,13 @@ var errOverdue = errors.New("subscribe: the handler did not return in time; it m
 
 // invoke calls the function with a timeout. A call that does not return keeps its place.
 func (r *reader) invoke(m *message) error {
-	ctx, cancel := context.WithTimeout(r.handling, r.timeout)
+	ctx, cancel := context.WithTimeout(r.handling, r.Timeout)
 	defer cancel()
 	e, attempt := m.event, m.attempt
 	if creation := tracing.Parse(e.TraceParent); creation.IsValid() {
 		ctx = trace.ContextWithRemoteSpanContext(ctx, creation)
 	}
-	late, err := inTime(ctx, r.timeout, func() error { return r.call(ctx, &e, attempt) })
+	late, err := settings.InTime(ctx, r.Timeout, func() error { return r.call(ctx, &e, attempt) })
 	if late == nil {
 		<-r.slots
 		return err
@@ -83,7 +84,7 @@ func (r *reader) invoke(m *message) error {
 		defer r.subscriber.mu.Unlock()
 		r.lost--
 	}()
-	return fmt.Errorf("%w (Timeout is %s)", errOverdue, r.timeout)
+	return fmt.Errorf("%w (Timeout is %s)", errOverdue, r.Timeout)
 }
 
 // lose counts a call that does not return. It ends the subscriber when such calls take all places.
@@ -91,7 +92,7 @@ func (r *reader) lose(m *message) {
 	s := r.subscriber
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.lost++; s.lost == s.concurrency {
+	if s.lost++; s.lost == s.Concurrency {
 		s.end(fmt.Errorf("%w: all %d places of %s are taken, the last by event %s", ErrStuck, s.lost, s.durable, m.event.ID))
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/work"
+	"github.com/tidings/tidings/subscribe/internal/settings"
 )
 
 // Headers of a dead letter, in addition to those of its event.
@@ -40,10 +41,10 @@ const maxReason = 4 << 10
 // ErrNoLetter reports a dead letter that does not exist. It may have been retried or discarded.
 var ErrNoLetter = errors.New("subscribe: there is no such dead letter")
 
-func (s *settings) deadStream() string { return broker.DeadLetters(s.streams.Name) }
+func deadStream(s *settings.Settings) string { return broker.DeadLetters(s.Broker.Stream) }
 
 func (s *subscriber) deadSubject(what string) string {
-	return s.deadStream() + "." + what + "." + s.durable
+	return deadStream(s.Settings) + "." + what + "." + s.durable
 }
 
 // moveToDeadLetters makes a message a dead letter, and then ends its delivery. It returns false if
@@ -65,24 +66,24 @@ func (r *reader) moveToDeadLetters(ctx context.Context, m *message, why error) b
 	var stored *jetstream.PubAck
 	for attempt := 1; ; attempt++ {
 		var err error
-		pctx, cancel := context.WithTimeout(r.handling, r.streams.Timeout)
+		pctx, cancel := context.WithTimeout(r.handling, r.Broker.Timeout)
 		stored, err = r.js.PublishMsg(pctx, letter, jetstream.WithMsgID(id))
 		cancel()
 		if err == nil {
 			break
 		}
-		r.trouble(ctx, r.deadStream(), fmt.Errorf("store a dead letter: %w", err))
-		if work.Sleep(ctx, r.pause(attempt)) != nil {
+		r.trouble(ctx, deadStream(r.Settings), fmt.Errorf("store a dead letter: %w", err))
+		if work.Sleep(ctx, r.Pause(attempt)) != nil {
 			return false
 		}
 	}
-	r.trouble(ctx, r.deadStream(), nil)
+	r.trouble(ctx, deadStream(r.Settings), nil)
 	r.unlessErased(ctx, stream, seq, stored.Sequence)
 	r.metrics.dead.Inc()
-	r.log.ErrorContext(ctx, "an event became a dead letter", "event_id", m.event.ID, "tenant", m.event.TenantID, "stream", stream,
+	r.Log.ErrorContext(ctx, "an event became a dead letter", "event_id", m.event.ID, "tenant", m.event.TenantID, "stream", stream,
 		"stream_seq", seq, "attempts", m.attempt, "err", why, "runbook", "SubscriberDeadLetters")
-	if err := m.TermWithReason("a dead letter of " + r.deadStream()); err != nil {
-		r.log.WarnContext(ctx, "ending the delivery of a dead letter failed; it may come again", "event_id", m.event.ID, "err", err)
+	if err := m.TermWithReason("a dead letter of " + deadStream(r.Settings)); err != nil {
+		r.Log.WarnContext(ctx, "ending the delivery of a dead letter failed; it may come again", "event_id", m.event.ID, "err", err)
 	}
 	r.forget(ctx, m.seq)
 	return true
@@ -97,14 +98,14 @@ func (r *reader) unlessErased(ctx context.Context, stream, seq string, letter ui
 	if err != nil || r.kept.Load() {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.streams.Timeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.Broker.Timeout)
 	defer cancel()
-	erased, err := broker.Erased(ctx, r.js, broker.Config{Stream: r.streams.Name}, stream, n, n)
+	erased, err := broker.Erased(ctx, r.js, broker.Config{Stream: r.Broker.Stream}, stream, n, n)
 	if erased {
 		r.remove(ctx, letter)
 	}
 	if err != nil {
-		r.log.WarnContext(ctx, "could not look up whether the event of a dead letter was erased", "stream", stream, "stream_seq", seq,
+		r.Log.WarnContext(ctx, "could not look up whether the event of a dead letter was erased", "stream", stream, "stream_seq", seq,
 			"letter", letter, "err", err)
 	}
 }
@@ -119,14 +120,14 @@ func (r *reader) forget(ctx context.Context, seq uint64) {
 
 // remove deletes a message from the stream of dead letters.
 func (r *reader) remove(ctx context.Context, seq uint64) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.streams.Timeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.Broker.Timeout)
 	defer cancel()
-	stream, err := r.js.Stream(ctx, r.deadStream())
+	stream, err := r.js.Stream(ctx, deadStream(r.Settings))
 	if err == nil {
 		err = stream.SecureDeleteMsg(ctx, seq)
 	}
 	if err != nil && !errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) && !errors.Is(err, jetstream.ErrMsgNotFound) {
-		r.log.WarnContext(ctx, "deleting a message from the stream of dead letters failed",
+		r.Log.WarnContext(ctx, "deleting a message from the stream of dead letters failed",
 			"stream_seq", seq, "err", err)
 	}
 }
@@ -181,13 +182,13 @@ type Letter struct {
 // Letters has the operations on the dead letters of handlers: messages of the stream EVENTS-dead.
 // They need only a connection to NATS. Letters is safe for concurrent use.
 type Letters struct {
-	*settings
+	*settings.Settings
 	js jetstream.JetStream
 }
 
 // HandlerDeadLetters returns the operations on the dead letters of all handlers.
 func HandlerDeadLetters(nc *nats.Conn, opts ...Option) (*Letters, error) {
-	s, err := settingsOf("letters", ofHandle, opts)
+	s, err := settings.New("letters", settings.Handle, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -202,13 +203,13 @@ func HandlerDeadLetters(nc *nats.Conn, opts ...Option) (*Letters, error) {
 // after, by id. It reads each when the loop asks for it. An error is the last element.
 func (l *Letters) List(ctx context.Context, subscriber string, after uint64) iter.Seq2[Letter, error] {
 	return func(yield func(Letter, error) bool) {
-		stream, err := l.js.Stream(ctx, l.deadStream())
+		stream, err := l.js.Stream(ctx, deadStream(l.Settings))
 		if errors.Is(err, jetstream.ErrStreamNotFound) {
 			return
 		}
 		var m *jetstream.RawStreamMsg
 		for ; err == nil; after = m.Sequence {
-			m, err = stream.GetMsg(ctx, after+1, jetstream.WithGetMsgSubject(l.deadStream()+"."+deadLetter+"."+subscriber))
+			m, err = stream.GetMsg(ctx, after+1, jetstream.WithGetMsgSubject(deadStream(l.Settings)+"."+deadLetter+"."+subscriber))
 			if errors.Is(err, jetstream.ErrMsgNotFound) {
 				return
 			}
@@ -219,7 +220,7 @@ func (l *Letters) List(ctx context.Context, subscriber string, after uint64) ite
 				return
 			}
 		}
-		yield(Letter{}, fmt.Errorf("list the dead letters of %s after %d: %w", l.deadStream(), after, err))
+		yield(Letter{}, fmt.Errorf("list the dead letters of %s after %d: %w", deadStream(l.Settings), after, err))
 	}
 }
 
@@ -240,8 +241,9 @@ func letterOf(m *jetstream.RawStreamMsg) Letter {
 // runs. It returns ErrNoLetter if the letter does not exist.
 func (l *Letters) Retry(ctx context.Context, id uint64) error {
 	return l.act(ctx, id, func(m *jetstream.RawStreamMsg) error {
-		subscriber := strings.TrimPrefix(m.Subject, l.deadStream()+"."+deadLetter+".")
-		again := &nats.Msg{Subject: l.deadStream() + "." + retryLetter + "." + subscriber, Header: ownHeaders(m.Header), Data: m.Data}
+		subscriber := strings.TrimPrefix(m.Subject, deadStream(l.Settings)+"."+deadLetter+".")
+		again := &nats.Msg{Subject: deadStream(l.Settings) + "." + retryLetter + "." + subscriber, Header: ownHeaders(m.Header),
+			Data: m.Data}
 		_, err := l.js.PublishMsg(ctx, again, jetstream.WithMsgID(fmt.Sprintf("retry:%d", id))) // a repeated call changes nothing
 		return err
 	})
@@ -253,14 +255,14 @@ func (l *Letters) Discard(ctx context.Context, id uint64) error {
 }
 
 func (l *Letters) act(ctx context.Context, id uint64, do func(*jetstream.RawStreamMsg) error) error {
-	stream, err := l.js.Stream(ctx, l.deadStream())
+	stream, err := l.js.Stream(ctx, deadStream(l.Settings))
 	var m *jetstream.RawStreamMsg
 	if err == nil {
 		m, err = stream.GetMsg(ctx, id)
 	}
 	switch {
 	case errors.Is(err, jetstream.ErrStreamNotFound), errors.Is(err, jetstream.ErrMsgNotFound),
-		err == nil && !strings.HasPrefix(m.Subject, l.deadStream()+"."+deadLetter+"."):
+		err == nil && !strings.HasPrefix(m.Subject, deadStream(l.Settings)+"."+deadLetter+"."):
 		return fmt.Errorf("%w: %d", ErrNoLetter, id)
 	case err != nil:
 		return fmt.Errorf("read dead letter %d: %w", id, err)
@@ -269,7 +271,7 @@ func (l *Letters) act(ctx context.Context, id uint64, do func(*jetstream.RawStre
 		err = stream.SecureDeleteMsg(ctx, id)
 	}
 	if err == nil {
-		err = l.sweep(ctx, stream, strings.TrimPrefix(m.Subject, l.deadStream()+"."+deadLetter+"."))
+		err = l.sweep(ctx, stream, strings.TrimPrefix(m.Subject, deadStream(l.Settings)+"."+deadLetter+"."))
 	}
 	if err != nil {
 		return fmt.Errorf("retry or discard dead letter %d: %w", id, err)
@@ -287,7 +289,7 @@ func (l *Letters) sweep(ctx context.Context, stream jetstream.Stream, subscriber
 		return err
 	}
 	for floor := c.CachedInfo().AckFloor.Stream; ; {
-		m, err := stream.GetMsg(ctx, 1, jetstream.WithGetMsgSubject(l.deadStream()+"."+retryLetter+"."+subscriber))
+		m, err := stream.GetMsg(ctx, 1, jetstream.WithGetMsgSubject(deadStream(l.Settings)+"."+retryLetter+"."+subscriber))
 		switch {
 		case errors.Is(err, jetstream.ErrMsgNotFound), err == nil && m.Sequence > floor:
 			return nil

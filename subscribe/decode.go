@@ -3,12 +3,12 @@ package subscribe
 import (
 	"encoding/json"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/subscribe/internal/settings"
 )
 
 // Permanent marks an error that no retry can fix: the event becomes a dead letter at once.
@@ -74,57 +74,15 @@ func fits[T any](all *kinds.Set, aggregateType string) bool {
 	return ok
 }
 
-// typesOf returns the event types of a kind or an upstream; nil if there is none of that name.
-func (s *settings) typesOf(aggregateType string) []string {
-	if _, ok := s.kinds.Edge(aggregateType); ok {
-		return event.EdgeEvents
-	}
-	if _, ok := s.kinds.Child(aggregateType); ok {
-		return event.ChildEvents
-	}
-	switch aggregateType {
-	case event.AggregateThread:
-		return event.ThreadEvents
-	case event.AggregatePerson:
-		return event.PersonEvents
-	case event.AggregateHeartbeat:
-		return []string{event.Sent}
-	}
-	for _, u := range s.upstreams {
-		if u.Name == aggregateType {
-			return slices.Sorted(maps.Keys(u.Events))
-		}
-	}
-	return nil
-}
-
-// checkOnly returns ErrType if Only names an aggregate type without events, or none.
-func (s *settings) checkOnly() error {
-	if s.only != nil && len(s.only) == 0 {
-		return fmt.Errorf("%w: Only names no aggregate type", ErrType)
-	}
-	for _, t := range slices.Sorted(maps.Keys(s.only)) {
-		if s.typesOf(t) == nil {
-			return fmt.Errorf("%w: Only(%.80q): %w", ErrType, t, errUndeclared(t))
-		}
-	}
-	return nil
-}
-
-func errUndeclared(aggregateType string) error {
-	return fmt.Errorf("there is no kind or upstream %.40q; name those of your installation with the options Kinds and Upstreams",
-		aggregateType)
-}
-
 // checkType returns ErrType unless events of the type, KIND.EVENT or KIND.*, can exist and Decode
 // can read their payloads as a T.
-func checkType[T any](s *settings, eventType string) error {
-	all := s.kinds
+func checkType[T any](s *settings.Settings, eventType string) error {
+	all := s.Kinds
 	kind, of, _ := strings.Cut(eventType, ".")
-	types := s.typesOf(kind)
+	types := s.TypesOf(kind)
 	switch {
 	case types == nil:
-		return fmt.Errorf("%w: %.80q: %w", ErrType, eventType, errUndeclared(kind))
+		return fmt.Errorf("%w: %.80q: %w", ErrType, eventType, settings.ErrUndeclared(kind))
 	case of != "*" && !slices.Contains(types, of):
 		return fmt.Errorf("%w: %.80q: the events of %s are %s, or * for all", ErrType, eventType, kind, strings.Join(types, ", "))
 	case !fits[T](all, kind):

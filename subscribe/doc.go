@@ -1,14 +1,11 @@
-// Package subscribe reads the events of Tidings from any Go module. It needs a NATS connection, and
-// Project also needs a pool of connections to PostgreSQL. docs/subscribe.md begins with a program.
-// It is for programs downstream. It is supported: CHANGELOG.md names every change that a program of
-// yours would notice.
+// Package subscribe reads the events of Tidings from any Go module. It needs a NATS connection.
+// docs/subscribe.md begins with a program. It is for programs downstream. It is supported:
+// CHANGELOG.md names every change that a program of yours would notice.
 //
 //	EVENTS-0 ──▶ durable consumer NAME-KIND-EVENT ──▶ instances of Handle ──▶ your function ──▶ acknowledged
-//	   │                                                        │ Permanent, or after Attempts
-//	   │                                                        ▼
-//	   │                                                   EVENTS-dead ──▶ Letters: Retry, Discard
-//	   │
-//	   └─────▶ the loop of package consumers ──▶ instances of Project ──▶ one transaction: the offset, then your function
+//	                                                            │ Permanent, or after Attempts
+//	                                                            ▼
+//	                                                       EVENTS-dead ──▶ Letters: Retry, Discard
 //
 // Handle calls a function at least once for each event. It acknowledges an event after the function
 // returned nil, and never before. An instance handles the events of an aggregate one at a time, in
@@ -17,8 +14,8 @@
 // holds events until NATS has delivered again the unfinished events of the dead one. Handle begins
 // a stream that a resize created after the events of its predecessors are handled.
 //
-// Project applies each message exactly once: see package consumers. No function requires a type of
-// an internal package.
+// Package projector applies each message exactly once, in a transaction of your database. A program
+// that only handles events links no client of PostgreSQL.
 //
 // Neither function delivers messages that no relay of Tidings wrote, or closing messages. They
 // deliver the system's own events (aggregate type heartbeat) only if you name that type.

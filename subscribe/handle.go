@@ -16,6 +16,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/work"
+	"github.com/tidings/tidings/subscribe/internal/settings"
 )
 
 // Event is an event with its payload.
@@ -47,7 +48,7 @@ type Event[T any] struct {
 // after Drain.
 func Handle[T any](ctx context.Context, nc *nats.Conn, name, eventType string,
 	fn func(context.Context, Event[T]) error, opts ...Option) error {
-	s, err := settingsOf(name, ofHandle, opts)
+	s, err := settings.New(name, settings.Handle, opts)
 	if err != nil {
 		return err
 	}
@@ -59,7 +60,7 @@ func Handle[T any](ctx context.Context, nc *nats.Conn, name, eventType string,
 		return fmt.Errorf("use JetStream: %w", err)
 	}
 	return newSubscriber(s, js, eventType, func(ctx context.Context, e *event.Event, attempt int) error {
-		data, err := Decode[T](s.kinds, e)
+		data, err := Decode[T](s.Kinds, e)
 		if err != nil {
 			return err
 		}
@@ -67,12 +68,9 @@ func Handle[T any](ctx context.Context, nc *nats.Conn, name, eventType string,
 	}).run(ctx)
 }
 
-// assignInterval is the time between two checks for new streams and for finished ones.
-const assignInterval = time.Second
-
 // subscriber is one instance of a handler.
 type subscriber struct {
-	*settings
+	*settings.Settings
 	js      jetstream.JetStream
 	durable string // the name of its consumers
 	filter  string // of subjects
@@ -90,42 +88,43 @@ type subscriber struct {
 	known    map[string]time.Time
 }
 
-func newSubscriber(s *settings, js jetstream.JetStream, eventType string, call func(context.Context, *event.Event, int) error) *subscriber {
+func newSubscriber(s *settings.Settings, js jetstream.JetStream, eventType string,
+	call func(context.Context, *event.Event, int) error) *subscriber {
 	kind, of, _ := strings.Cut(eventType, ".")
-	durable, filter := broker.HandlerName(s.name, kind, of), event.TypeFilter(s.streams.Prefix, kind, of)
-	if s.tenant > 0 {
-		durable, filter = broker.TenantName(s.tenant, s.name), fmt.Sprintf("%s.*.t%d.%s", s.streams.Prefix, s.tenant, eventType)
+	durable, filter := broker.HandlerName(s.Name, kind, of), event.TypeFilter(s.Broker.Prefix, kind, of)
+	if s.Tenant > 0 {
+		durable, filter = broker.TenantName(s.Tenant, s.Name), fmt.Sprintf("%s.*.t%d.%s", s.Broker.Prefix, s.Tenant, eventType)
 	}
-	s.log = s.log.With("component", "subscriber", "subscriber", durable)
+	s.Log = s.Log.With("component", "subscriber", "subscriber", durable)
 	return &subscriber{
-		settings: s, js: js, durable: durable, filter: filter, call: call,
-		slots: make(chan struct{}, s.concurrency), failed: make(chan error, 1),
+		Settings: s, js: js, durable: durable, filter: filter, call: call,
+		slots: make(chan struct{}, s.Concurrency), failed: make(chan error, 1),
 		troubles: make(map[string]error), done: make(map[string]bool), known: make(map[string]time.Time),
 	}
 }
 
 func (s *subscriber) run(ctx context.Context) (err error) {
-	streams, err := s.awaitStreams(ctx, s.js, s.list)
+	streams, err := s.AwaitStreams(ctx, s.js, s.list)
 	if err != nil || ctx.Err() != nil {
 		return err
 	}
-	if s.metrics, err = newMetrics(s.registry, s.durable); err != nil {
+	if s.metrics, err = newMetrics(s.Registry, s.durable); err != nil {
 		return fmt.Errorf("register the metrics of %s: %w", s.durable, err)
 	}
-	if s.tenant == 0 {
-		dctx, cancel := context.WithTimeout(ctx, s.streams.Timeout)
+	if s.Tenant == 0 {
+		dctx, cancel := context.WithTimeout(ctx, s.Broker.Timeout)
 		defer cancel()
-		if err := broker.DeclareDead(dctx, s.js, s.broker(), streams[0]); err != nil {
+		if err := broker.DeclareDead(dctx, s.js, s.Broker, streams[0]); err != nil {
 			return err
 		}
 	}
-	s.health.set(s.ready)
+	settings.SetReady(s.Health, s.ready)
 	reading, stop := context.WithCancel(ctx)
-	handling, end := work.Drain(reading, s.drain) // the context of the functions
+	handling, end := work.Drain(reading, s.Drain) // the context of the functions
 	defer end()
-	s.read(reading, handling, source{stream: s.deadStream(), subject: s.deadSubject(retryLetter), again: true})
-	closed := watch(reading, s.js.Conn())
-	tick := time.NewTicker(assignInterval)
+	s.read(reading, handling, source{stream: deadStream(s.Settings), subject: s.deadSubject(retryLetter), again: true})
+	closed := settings.Watch(reading, s.js.Conn())
+	tick := time.NewTicker(settings.Recheck)
 	defer tick.Stop()
 	for ctx.Err() == nil && err == nil {
 		s.assignReaders(reading, handling)
@@ -173,9 +172,9 @@ func (s *subscriber) trouble(ctx context.Context, of string, err error) {
 	s.mu.Unlock()
 	switch {
 	case err != nil && (before == nil || before.Error() != err.Error()):
-		s.log.WarnContext(ctx, "events wait, retrying", "stream", of, "err", err)
+		s.Log.WarnContext(ctx, "events wait, retrying", "stream", of, "err", err)
 	case err == nil && before != nil:
-		s.log.InfoContext(ctx, "handling events again", "stream", of)
+		s.Log.InfoContext(ctx, "handling events again", "stream", of)
 	}
 }
 
@@ -194,18 +193,18 @@ func (s *subscriber) read(ctx, handling context.Context, of source) {
 
 // list returns the streams. From the account of a tenant only the durable consumers are visible.
 func (s *subscriber) list(ctx context.Context) ([]broker.Stream, error) {
-	if s.tenant > 0 {
-		return broker.StreamsOf(ctx, s.js, s.broker(), s.durable)
+	if s.Tenant > 0 {
+		return broker.StreamsOf(ctx, s.js, s.Broker, s.durable)
 	}
-	return broker.Streams(ctx, s.js, s.broker())
+	return broker.Streams(ctx, s.js, s.Broker)
 }
 
 // ended reports whether a stream gets no more events. From the account of a tenant the closing
 // message is not visible. But relays publish to a stream only after they have closed its
 // predecessors.
 func (s *subscriber) ended(ctx context.Context, st broker.Stream, all []broker.Stream) (bool, error) {
-	if s.tenant == 0 {
-		return broker.Ended(ctx, s.js, s.broker(), st, all)
+	if s.Tenant == 0 {
+		return broker.Ended(ctx, s.js, s.Broker, st, all)
 	}
 	for _, next := range all {
 		if !slices.Contains(next.After, st.Number) {
@@ -221,13 +220,13 @@ func (s *subscriber) ended(ctx context.Context, st broker.Stream, all []broker.S
 // assignReaders starts a reader on each stream whose predecessors are done, and stops readers of
 // finished streams.
 func (s *subscriber) assignReaders(ctx, handling context.Context) {
-	qctx, cancel := context.WithTimeout(ctx, s.streams.Timeout)
+	qctx, cancel := context.WithTimeout(ctx, s.Broker.Timeout)
 	defer cancel()
 	streams, err := s.list(qctx)
 	if ctx.Err() != nil {
 		return
 	}
-	s.trouble(ctx, s.streams.Name, err)
+	s.trouble(ctx, s.Broker.Stream, err)
 	if err != nil {
 		return // a missing stream may be a predecessor of another
 	}
@@ -268,7 +267,7 @@ func (s *subscriber) logRecreated(ctx context.Context, st broker.Stream) {
 	}
 	s.mu.Unlock()
 	if again {
-		s.log.ErrorContext(ctx, "the stream was recreated, reading it from its beginning; events left on the former stream are not handled",
+		s.Log.ErrorContext(ctx, "the stream was recreated, reading it from its beginning; events left on the former stream are not handled",
 			"stream", st.Name, "before", before, "now", st.Created, "runbook", "SubscriberStreamLost")
 	}
 }
@@ -278,13 +277,13 @@ func (s *subscriber) stopGone(ctx context.Context, there map[int]bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for name := range s.known {
-		if n, ok := s.broker().Number(name); !ok || there[n] {
+		if n, ok := s.Broker.Number(name); !ok || there[n] {
 			continue
 		}
 		delete(s.known, name)
 		s.readers.Stop(name)
 		if !s.done[name] {
-			s.log.ErrorContext(ctx, "the stream is gone; events left on it are not handled", "stream", name,
+			s.Log.ErrorContext(ctx, "the stream is gone; events left on it are not handled", "stream", name,
 				"runbook", "SubscriberStreamLost")
 		}
 		delete(s.troubles, name)
@@ -296,7 +295,7 @@ func (s *subscriber) mayBegin(st broker.Stream, there map[int]bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, n := range st.After {
-		if there[n] && !s.done[s.broker().StreamName(n)] {
+		if there[n] && !s.done[s.Broker.StreamName(n)] {
 			return false
 		}
 	}
@@ -315,5 +314,5 @@ func (s *subscriber) finish(ctx context.Context, st broker.Stream, all []broker.
 	s.done[st.Name] = true
 	s.mu.Unlock()
 	s.readers.Stop(st.Name)
-	s.log.InfoContext(ctx, "the stream has ended, and all its events are handled", "stream", st.Name)
+	s.Log.InfoContext(ctx, "the stream has ended, and all its events are handled", "stream", st.Name)
 }

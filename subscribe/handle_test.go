@@ -21,6 +21,7 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/kinds/kindfile"
 	"github.com/tidings/tidings/subscribe"
+	"github.com/tidings/tidings/subscribe/projector"
 )
 
 // diary records the calls of handlers.
@@ -626,7 +627,7 @@ func TestASubscriberReadsWhatAServiceAppendsFromATimeOn(t *testing.T) {
 		t.Errorf("an event type that nobody declared: %v, want ErrType", err)
 	}
 	pool := r.logged()
-	if err := subscribe.Project(t.Context(), r.nc, pool, "reader", logbook, subscribe.Upstreams(declared),
+	if err := projector.Project(t.Context(), r.nc, pool, "reader", logbook, subscribe.Upstreams(declared),
 		subscribe.Only("bookmark", "bookmrk")); !errors.Is(err, subscribe.ErrType) || !strings.Contains(err.Error(), `Only("bookmrk")`) {
 		t.Errorf("Only of a type that nobody declared: %v, want ErrType", err)
 	}
@@ -647,7 +648,7 @@ func TestASubscriberReadsWhatAServiceAppendsFromATimeOn(t *testing.T) {
 func TestAConnectionThatIsClosedForGoodEndsTheSubscriber(t *testing.T) {
 	r := newRig(t, 1)
 	pool := r.logged()
-	if err := subscribe.Migrate(t.Context(), pool); err != nil {
+	if err := projector.Migrate(t.Context(), pool); err != nil {
 		t.Fatal(err)
 	}
 	for name, subscriber := range map[string]func(context.Context, *nats.Conn, *subscribe.Health) error{
@@ -656,7 +657,7 @@ func TestAConnectionThatIsClosedForGoodEndsTheSubscriber(t *testing.T) {
 				subscribe.Report(h), subscribe.Log(testkit.Logger(t)))
 		},
 		"Project": func(ctx context.Context, nc *nats.Conn, h *subscribe.Health) error {
-			return subscribe.Project(ctx, nc, pool, "search", func(context.Context, pgx.Tx, []event.Event) error { return nil },
+			return projector.Project(ctx, nc, pool, "search", func(context.Context, pgx.Tx, []event.Event) error { return nil },
 				subscribe.Report(h), subscribe.Log(testkit.Logger(t)))
 		},
 	} {

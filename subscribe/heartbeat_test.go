@@ -13,6 +13,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/subscribe"
+	"github.com/tidings/tidings/subscribe/projector"
 )
 
 func heartbeat() event.Event {
@@ -23,7 +24,7 @@ func heartbeat() event.Event {
 func TestHeartbeatsAreForThoseWhoAskForThem(t *testing.T) {
 	r := newRig(t, 1)
 	pool := r.logged()
-	if err := subscribe.Migrate(t.Context(), pool); err != nil {
+	if err := projector.Migrate(t.Context(), pool); err != nil {
 		t.Fatal(err)
 	}
 	var follows, beats, others atomic.Int32
@@ -63,7 +64,7 @@ func TestHeartbeatsAreForThoseWhoAskForThem(t *testing.T) {
 	}
 	project := func(name string, opts ...subscribe.Option) func(ctx context.Context) error {
 		return func(ctx context.Context) error {
-			return subscribe.Project(ctx, r.nc, pool, name, func(_ context.Context, _ pgx.Tx, batch []event.Event) error {
+			return projector.Project(ctx, r.nc, pool, name, func(_ context.Context, _ pgx.Tx, batch []event.Event) error {
 				for i := range batch {
 					count(&batch[i])
 				}

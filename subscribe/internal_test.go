@@ -11,13 +11,14 @@ import (
 
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/subscribe/internal/settings"
 )
 
 // TestTheReaderOfAStreamThatIsGoneStops: a reader that continues would report the missing stream
 // forever, and would read a new stream of the same name beside its new reader.
 func TestTheReaderOfAStreamThatIsGoneStops(t *testing.T) {
-	all := &settings{name: "mailer", log: testkit.Logger(t)}
-	all.streams.Name, all.streams.Prefix = "EVENTS", "events"
+	all := &settings.Settings{Name: "mailer", Log: testkit.Logger(t)}
+	all.Broker.Stream, all.Broker.Prefix = "EVENTS", "events"
 	s := newSubscriber(all, nil, "follow.*", nil)
 	readers, begun := make(map[string]context.Context), make(chan context.Context)
 	for _, name := range []string{"EVENTS-0", "EVENTS-1", "EVENTS-2"} {
@@ -75,8 +76,8 @@ func (m delivered) Nak() error           { *m.naks = append(*m.naks, m.seq); ret
 // does when it stalls for longer than Takeover: a call still runs from the first turn, an event
 // waits behind it, and another is held in the second.
 func TestATurnAfterAnOwnTurnKeepsTheOrder(t *testing.T) {
-	all := &settings{name: "mailer", log: testkit.Logger(t), inOrder: true, concurrency: 1}
-	all.streams.Timeout = time.Second
+	all := &settings.Settings{Name: "mailer", Log: testkit.Logger(t), InOrder: true, Concurrency: 1}
+	all.Broker.Timeout = time.Second
 	consumer, naks := &turns{}, []uint64{}
 	r := &reader{subscriber: newSubscriber(all, nil, "follow.*", nil), source: source{again: true}, reading: t.Context(),
 		consumer: consumer, undone: make(map[uint64]*message), queues: make(map[aggregate][]*message)}

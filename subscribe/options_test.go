@@ -22,6 +22,7 @@ import (
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/kinds/upstreams"
 	"github.com/tidings/tidings/subscribe"
+	"github.com/tidings/tidings/subscribe/projector"
 )
 
 const (
@@ -84,14 +85,14 @@ func offline(t *testing.T) (handlers, projections map[string]func(...subscribe.O
 			},
 		}, map[string]func(...subscribe.Option) error{
 			"Project": func(opts ...subscribe.Option) error {
-				return subscribe.Project(ended, nc, pool, "search", apply, slices.Insert(opts, 0, quiet)...)
+				return projector.Project(ended, nc, pool, "search", apply, slices.Insert(opts, 0, quiet)...)
 			},
 			"DeadLetters": func(opts ...subscribe.Option) error {
-				_, err := subscribe.DeadLetters(pool, "search", apply, opts...)
+				_, err := projector.DeadLetters(pool, "search", apply, opts...)
 				return err
 			},
 			"Lag": func(opts ...subscribe.Option) error {
-				if _, err := subscribe.Lag(ended, nc, pool, "search", opts...); !errors.Is(err, context.Canceled) {
+				if _, err := projector.Lag(ended, nc, pool, "search", opts...); !errors.Is(err, context.Canceled) {
 					return err
 				}
 				return nil
@@ -182,7 +183,7 @@ func TestAChangedFilterIsRefusedUntilTheProjectionBeginsAgain(t *testing.T) {
 	r := newRig(t, 1)
 	ctx := t.Context()
 	pool := r.logged()
-	if err := subscribe.Migrate(ctx, pool); err != nil {
+	if err := projector.Migrate(ctx, pool); err != nil {
 		t.Fatal(err)
 	}
 	ended, cancel := context.WithCancel(ctx)
@@ -190,7 +191,7 @@ func TestAChangedFilterIsRefusedUntilTheProjectionBeginsAgain(t *testing.T) {
 		t.Helper()
 		health := &subscribe.Health{}
 		p := r.start(func(ctx context.Context) error {
-			return subscribe.Project(ctx, r.nc, pool, name, logbook, append(opts, subscribe.Log(testkit.Logger(t)),
+			return projector.Project(ctx, r.nc, pool, name, logbook, append(opts, subscribe.Log(testkit.Logger(t)),
 				subscribe.Report(health))...)
 		})
 		r.await("an answer", func() (bool, error) {
@@ -221,14 +222,14 @@ func TestAChangedFilterIsRefusedUntilTheProjectionBeginsAgain(t *testing.T) {
 			t.Errorf("%s with %d options: %v, want %v", c.name, len(c.only), err, c.want)
 		}
 	}
-	if err := subscribe.Replay(ctx, pool, "search", func(context.Context, pgx.Tx) error { return nil }); err != nil {
+	if err := projector.Replay(ctx, pool, "search", func(context.Context, pgx.Tx) error { return nil }); err != nil {
 		t.Fatal(err)
 	}
 	if err := project("search", subscribe.Only("like")); err != nil {
 		t.Errorf("another filter after Replay: %v", err)
 	}
 	cancel()
-	if err := subscribe.Project(ended, r.nc, pool, "search", logbook); err != nil {
+	if err := projector.Project(ended, r.nc, pool, "search", logbook); err != nil {
 		t.Errorf("a context that has ended: %v, want nil", err)
 	}
 }

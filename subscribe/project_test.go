@@ -12,13 +12,13 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/subscribe"
+	"github.com/tidings/tidings/subscribe/projector"
 )
 
 // logbook records its events without comparing versions, so an event that is applied twice has two
@@ -45,27 +45,27 @@ func logbook(ctx context.Context, tx pgx.Tx, batch []event.Event) error {
 func (r *rig) refusals(pool *pgxpool.Pool, run func(context.Context) error) {
 	t, ctx := r.t, context.Background()
 	t.Helper()
-	if err := run(ctx); !errors.Is(err, subscribe.ErrTables) {
+	if err := run(ctx); !errors.Is(err, projector.ErrTables) {
 		t.Fatalf("a database without the tables: %v, want ErrTables", err)
 	}
 	for range 2 {
-		if err := subscribe.Migrate(ctx, pool); err != nil {
+		if err := projector.Migrate(ctx, pool); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if _, err := pool.Exec(ctx, `UPDATE tidings_consumers_migrations SET is_applied = false WHERE version_id > 0`); err != nil {
 		t.Fatal(err)
 	}
-	if err := run(ctx); !errors.Is(err, subscribe.ErrTables) {
+	if err := run(ctx); !errors.Is(err, projector.ErrTables) {
 		t.Fatalf("a database with older tables: %v, want ErrTables", err)
 	}
 	if _, err := pool.Exec(ctx, `UPDATE tidings_consumers_migrations SET is_applied = true`); err != nil {
 		t.Fatal(err)
 	}
-	if err := subscribe.Project(ctx, r.nc, pool, "no.name", logbook); !errors.Is(err, subscribe.ErrName) {
+	if err := projector.Project(ctx, r.nc, pool, "no.name", logbook); !errors.Is(err, subscribe.ErrName) {
 		t.Errorf("a bad name: %v, want ErrName", err)
 	}
-	if err := subscribe.Project(ctx, r.nc, pool, "search", logbook, subscribe.Streams("OTHERS", "others")); !errors.Is(err,
+	if err := projector.Project(ctx, r.nc, pool, "search", logbook, subscribe.Streams("OTHERS", "others")); !errors.Is(err,
 		subscribe.ErrNoStreams) {
 		t.Errorf("no streams: %v, want ErrNoStreams", err)
 	}
@@ -75,19 +75,19 @@ func (r *rig) refusals(pool *pgxpool.Pool, run func(context.Context) error) {
 func unpark(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
 	ctx := t.Context()
-	letters, err := subscribe.DeadLetters(pool, "search", logbook)
+	letters, err := projector.DeadLetters(pool, "search", logbook)
 	if err != nil {
 		t.Fatal(err)
 	}
-	parked, err := postgres.Collect(letters.List(ctx, consumers.DeadLetterFilter{Consumer: "search"}, 10))
+	parked, err := postgres.Collect(letters.List(ctx, projector.LetterFilter{Consumer: "search"}, 10))
 	if err != nil || len(parked) != 3 || !strings.Contains(parked[0].Error, "panic: the number of the beast") ||
 		!strings.Contains(parked[1].Error, "earlier event") || !strings.Contains(parked[2].Error, "decode the payload") {
 		t.Fatalf("parked %+v, %v, want the event that panics, the next one of its aggregate and the damaged one", parked, err)
 	}
-	if _, err := letters.Discard(ctx, consumers.DeadLetterRequest{ID: parked[0].ID, Actor: "ann"}); err != nil {
+	if _, err := letters.Discard(ctx, projector.LetterRequest{ID: parked[0].ID, Actor: "ann"}); err != nil {
 		t.Error(err)
 	}
-	if res, err := letters.Retry(ctx, consumers.DeadLetterRequest{ID: parked[1].ID, Actor: "ann"}); err != nil || res.Gone != 1 {
+	if res, err := letters.Retry(ctx, projector.LetterRequest{ID: parked[1].ID, Actor: "ann"}); err != nil || res.Gone != 1 {
 		t.Errorf("retry: %+v, %v", res, err)
 	}
 }
@@ -98,7 +98,7 @@ func TestAProjectionInASchemaOfItsOwnIsExact(t *testing.T) {
 	pool := r.logged()
 	reg, health := prometheus.NewRegistry(), &subscribe.Health{}
 	run := func(ctx context.Context) error {
-		return subscribe.Project(ctx, r.nc, pool, "search", logbook, subscribe.Only("follow"), subscribe.Log(testkit.Logger(t)),
+		return projector.Project(ctx, r.nc, pool, "search", logbook, subscribe.Only("follow"), subscribe.Log(testkit.Logger(t)),
 			subscribe.Metrics(reg), subscribe.Report(health))
 	}
 	r.refusals(pool, run)
@@ -107,7 +107,7 @@ func TestAProjectionInASchemaOfItsOwnIsExact(t *testing.T) {
 	settled := func() {
 		t.Helper()
 		r.await("all to be applied", func() (bool, error) {
-			lag, err := subscribe.Lag(ctx, r.nc, pool, "search")
+			lag, err := projector.Lag(ctx, r.nc, pool, "search")
 			return err == nil && lag.Messages == 0, err
 		})
 	}
@@ -133,7 +133,7 @@ func TestAProjectionInASchemaOfItsOwnIsExact(t *testing.T) {
 	}
 
 	// Replay from the beginning while an instance runs.
-	if err := subscribe.Replay(ctx, pool, "search", func(ctx context.Context, tx pgx.Tx) error {
+	if err := projector.Replay(ctx, pool, "search", func(ctx context.Context, tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, `TRUNCATE log`)
 		return err
 	}); err != nil {
@@ -152,13 +152,13 @@ func TestAProjectionStopsBeforeAStreamThatWasMadeAnewAndReportsAFunctionThatNeve
 	r := newRig(t, 1)
 	ctx := t.Context()
 	pool := r.logged()
-	if err := subscribe.Migrate(ctx, pool); err != nil {
+	if err := projector.Migrate(ctx, pool); err != nil {
 		t.Fatal(err)
 	}
 	r.publish(follow("1", "2", 1))
 	health := &subscribe.Health{}
 	p := r.start(func(ctx context.Context) error {
-		return subscribe.Project(ctx, r.nc, pool, "search", logbook, subscribe.Report(health), subscribe.Log(testkit.Logger(t)))
+		return projector.Project(ctx, r.nc, pool, "search", logbook, subscribe.Report(health), subscribe.Log(testkit.Logger(t)))
 	})
 	applied := func() (n int) {
 		if err := pool.QueryRow(ctx, `SELECT count(*) FROM log`).Scan(&n); err != nil {
@@ -173,7 +173,7 @@ func TestAProjectionStopsBeforeAStreamThatWasMadeAnewAndReportsAFunctionThatNeve
 	never := make(chan struct{})
 	released := make(chan struct{})
 	r.publish(follow("1", "2", 2))
-	err := subscribe.Project(ctx, r.nc, pool, "search", func(context.Context, pgx.Tx, []event.Event) error {
+	err := projector.Project(ctx, r.nc, pool, "search", func(context.Context, pgx.Tx, []event.Event) error {
 		defer close(released)
 		<-never
 		return errors.New("too late")
@@ -195,7 +195,7 @@ func TestAProjectionStopsBeforeAStreamThatWasMadeAnewAndReportsAFunctionThatNeve
 	r.declare(old)
 	r.publish(follow("1", "9", 1))
 	p = r.start(func(ctx context.Context) error {
-		return subscribe.Project(ctx, r.nc, pool, "search", logbook, subscribe.Report(health), subscribe.Log(testkit.Logger(t)))
+		return projector.Project(ctx, r.nc, pool, "search", logbook, subscribe.Report(health), subscribe.Log(testkit.Logger(t)))
 	})
 	r.await("the stop", func() (bool, error) {
 		err := health.Ready(ctx)
@@ -211,14 +211,14 @@ func TestAProjectionStopsBeforeAStreamThatWasMadeAnewAndReportsAFunctionThatNeve
 }
 
 // positions returns the ends of the open streams, as an export contains them.
-func (r *rig) positions() (all []subscribe.Position) {
+func (r *rig) positions() (all []projector.Position) {
 	r.t.Helper()
 	for _, o := range r.open {
 		s, err := broker.ReadStream(context.Background(), r.js, r.cfg, o.Number)
 		if err != nil {
 			r.t.Fatal(err)
 		}
-		all = append(all, subscribe.Position{Partition: s.Number, Stream: s.Name, Created: s.Created, Sequence: s.Last})
+		all = append(all, projector.Position{Partition: s.Number, Stream: s.Name, Created: s.Created, Sequence: s.Last})
 	}
 	return all
 }
@@ -229,7 +229,7 @@ func TestAProjectionBeginsBehindExports(t *testing.T) {
 	r := newRig(t, 2)
 	ctx := t.Context()
 	pool := r.logged()
-	if err := subscribe.Migrate(ctx, pool); err != nil {
+	if err := projector.Migrate(ctx, pool); err != nil {
 		t.Fatal(err)
 	}
 	r.publish(follow("1", "20", 1), follow("1", "2", 1)) // partitions 1 and 0
@@ -239,7 +239,7 @@ func TestAProjectionBeginsBehindExports(t *testing.T) {
 	r.publish(follow("1", "2", 3)) // after the first export
 	r.resize(1)
 	r.publish(follow("1", "2", 4))
-	second := append(r.positions(), subscribe.Position{Partition: 5})
+	second := append(r.positions(), projector.Position{Partition: 5})
 	r.publish(follow("1", "2", 5))
 	for n := range 2 {
 		if err := r.js.DeleteStream(ctx, r.cfg.StreamName(n)); err != nil {
@@ -247,16 +247,16 @@ func TestAProjectionBeginsBehindExports(t *testing.T) {
 		}
 	}
 	begin := func() error {
-		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return subscribe.Begin(ctx, tx, "search", first, second) })
+		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return projector.Begin(ctx, tx, "search", first, second) })
 	}
 	if err := begin(); err != nil {
 		t.Fatal(err)
 	}
-	if err := begin(); !errors.Is(err, subscribe.ErrBegun) {
+	if err := begin(); !errors.Is(err, projector.ErrBegun) {
 		t.Errorf("a second Begin: %v, want ErrBegun", err)
 	}
 	p := r.start(func(ctx context.Context) error {
-		return subscribe.Project(ctx, r.nc, pool, "search", logbook, subscribe.Log(testkit.Logger(t)))
+		return projector.Project(ctx, r.nc, pool, "search", logbook, subscribe.Log(testkit.Logger(t)))
 	})
 	var got []int64
 	r.await("what the exports do not cover", func() (bool, error) {
@@ -271,7 +271,7 @@ func TestAProjectionBeginsBehindExports(t *testing.T) {
 	if err := p.stop(); err != nil {
 		t.Error(err)
 	}
-	if lag, err := subscribe.Lag(ctx, r.nc, pool, "search"); err != nil || lag.Messages != 0 {
+	if lag, err := projector.Lag(ctx, r.nc, pool, "search"); err != nil || lag.Messages != 0 {
 		t.Errorf("lag %+v, %v", lag, err)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/work"
+	"github.com/tidings/tidings/subscribe/internal/settings"
 )
 
 type aggregate struct {
@@ -66,7 +67,7 @@ type reader struct {
 }
 
 // window is the largest number of events in hand.
-func (r *reader) window() int { return perCall * r.concurrency }
+func (r *reader) window() int { return perCall * r.Concurrency }
 
 // run reads until ctx ends. It returns when every event in hand is handled or given back.
 func (r *reader) run(ctx context.Context) {
@@ -101,7 +102,7 @@ func (r *reader) session(ctx context.Context) (progress bool, err error) {
 		return false, err
 	}
 	r.trouble(ctx, r.stream, nil)
-	if r.inOrder {
+	if r.InOrder {
 		r.giveBack() // the client no longer knows its turn
 	}
 	for {
@@ -128,14 +129,14 @@ func (r *reader) session(ctx context.Context) (progress bool, err error) {
 // pull takes up to the given number of events as they arrive. Events that arrive after the end of
 // ctx go back.
 func (r *reader) pull(ctx context.Context, events int) (n int, err error) {
-	wait := min(pullWait, r.takeover/3)
+	wait := min(pullWait, r.Takeover/3)
 	if r.behind {
 		wait = min(wait, settleEvery)
 	}
 	pulling, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	opts := []jetstream.FetchOpt{jetstream.FetchContext(pulling)}
-	if r.inOrder {
+	if r.InOrder {
 		opts = append(opts, jetstream.FetchPriorityGroup(broker.OrderGroup))
 	}
 	batch, err := r.consumer.Fetch(events, opts...)
@@ -160,7 +161,7 @@ func (r *reader) pull(ctx context.Context, events int) (n int, err error) {
 // awaitRoom waits until there is room for some events, and returns their number. A reader in order
 // requests at least one event now and then, to keep its turn.
 func (r *reader) awaitRoom(ctx context.Context) int {
-	late := time.NewTimer(r.takeover / 3)
+	late := time.NewTimer(r.Takeover / 3)
 	defer late.Stop()
 	for {
 		r.mu.Lock()
@@ -169,7 +170,7 @@ func (r *reader) awaitRoom(ctx context.Context) int {
 		switch {
 		case r.repeated:
 			return min(r.missing, r.window())
-		case r.behind, r.inOrder && r.pin == "":
+		case r.behind, r.InOrder && r.pin == "":
 			return 1 // the first event tells whether the previous instance has unfinished ones
 		}
 		if n > 0 && n >= r.window()/4 {
@@ -188,18 +189,18 @@ func (r *reader) awaitRoom(ctx context.Context) int {
 // declare creates the durable consumer, or updates an existing one to the options. Its start never
 // changes.
 func (r *reader) declare(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, r.streams.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, r.Broker.Timeout)
 	defer cancel()
 	cfg := jetstream.ConsumerConfig{
-		Durable: r.durable, FilterSubject: r.subject, AckPolicy: jetstream.AckExplicitPolicy, AckWait: r.takeover,
+		Durable: r.durable, FilterSubject: r.subject, AckPolicy: jetstream.AckExplicitPolicy, AckWait: r.Takeover,
 		MaxAckPending: broker.MaxUnacked, MaxDeliver: -1,
-		DeliverPolicy: jetstream.DeliverAllPolicy, Description: "Tidings subscriber " + r.name,
+		DeliverPolicy: jetstream.DeliverAllPolicy, Description: "Tidings subscriber " + r.Name,
 	}
-	if !r.since.IsZero() && !r.again {
-		cfg.DeliverPolicy, cfg.OptStartTime = jetstream.DeliverByStartTimePolicy, &r.since
+	if !r.Since.IsZero() && !r.again {
+		cfg.DeliverPolicy, cfg.OptStartTime = jetstream.DeliverByStartTimePolicy, &r.Since
 	}
-	if r.inOrder {
-		cfg.PriorityPolicy, cfg.PriorityGroups, cfg.PinnedTTL = jetstream.PriorityPolicyPinned, []string{broker.OrderGroup}, r.takeover
+	if r.InOrder {
+		cfg.PriorityPolicy, cfg.PriorityGroups, cfg.PinnedTTL = jetstream.PriorityPolicyPinned, []string{broker.OrderGroup}, r.Takeover
 	}
 	have, err := r.js.Consumer(ctx, r.stream, r.durable)
 	switch {
@@ -218,8 +219,8 @@ func (r *reader) declare(ctx context.Context) error {
 		if r.consumer = have; !sameSettings(was, cfg) {
 			r.consumer, err = r.js.UpdateConsumer(ctx, r.stream, cfg)
 		}
-	case errors.Is(err, jetstream.ErrConsumerNotFound) && (r.tenant > 0 || r.kept.Load()):
-		return fmt.Errorf("%w: the relay creates %s on stream %s, or `tidings nats durable`", errNoDurable, r.durable, r.stream)
+	case errors.Is(err, jetstream.ErrConsumerNotFound) && (r.Tenant > 0 || r.kept.Load()):
+		return fmt.Errorf("%w: the relay creates %s on stream %s, or `tidings nats durable`", settings.ErrNoDurable, r.durable, r.stream)
 	case errors.Is(err, jetstream.ErrConsumerNotFound):
 		r.consumer, err = r.js.CreateOrUpdateConsumer(ctx, r.stream, cfg)
 	}
@@ -237,7 +238,7 @@ func sameSettings(a, b jetstream.ConsumerConfig) bool {
 
 // fits returns an error if the options do not fit a consumer that an operator created.
 func (r *reader) fits(have jetstream.ConsumerConfig) error {
-	if inOrder := have.PriorityPolicy == jetstream.PriorityPolicyPinned; have.AckWait != r.takeover || inOrder != r.inOrder {
+	if inOrder := have.PriorityPolicy == jetstream.PriorityPolicyPinned; have.AckWait != r.Takeover || inOrder != r.InOrder {
 		return fmt.Errorf("%w: the consumer %s of stream %s was created with --ack-wait %s and --in-order=%t: "+
 			"the options of Handle must say Takeover(%[4]s), and InOrder() or not", ErrOption, r.durable, r.stream, have.AckWait, inOrder)
 	}
@@ -266,7 +267,7 @@ func (r *reader) take(ctx context.Context, msg jetstream.Msg) error {
 	} else {
 		if !event.Ours(msg.Headers()) {
 			r.metrics.foreign.Inc()
-			r.log.WarnContext(ctx, "skipping a message that no relay published", "stream", r.stream, "stream_seq", m.seq,
+			r.Log.WarnContext(ctx, "skipping a message that no relay published", "stream", r.stream, "stream_seq", m.seq,
 				"subject", msg.Subject())
 			return msg.Ack()
 		}
@@ -278,7 +279,7 @@ func (r *reader) take(ctx context.Context, msg jetstream.Msg) error {
 	if r.undone[m.seq] != nil { // delivered again because NATS did not get InProgress in time
 		return nil
 	}
-	if pin := msg.Headers().Get("Nats-Pin-Id"); r.inOrder && pin != r.pin {
+	if pin := msg.Headers().Get("Nats-Pin-Id"); r.InOrder && pin != r.pin {
 		r.endTurn()
 		r.pin, r.behind = pin, true
 		r.term, r.endTerm = context.WithCancel(r.reading)
@@ -332,7 +333,7 @@ func (r *reader) work(a aggregate) {
 
 // keep reports the messages in hand to NATS as in progress, until ctx ends.
 func (r *reader) keep(ctx context.Context) {
-	for work.Sleep(ctx, r.takeover/3) == nil {
+	for work.Sleep(ctx, r.Takeover/3) == nil {
 		r.mu.Lock()
 		for _, m := range r.undone {
 			_ = m.InProgress() // after a failure the next one comes soon
@@ -376,7 +377,7 @@ func (r *reader) settle(ctx context.Context) error {
 	if !r.behind {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, r.streams.Timeout)
+	ctx, cancel := context.WithTimeout(ctx, r.Broker.Timeout)
 	defer cancel()
 	i, err := r.consumer.Info(ctx)
 	if err != nil {

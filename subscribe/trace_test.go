@@ -18,6 +18,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/subscribe"
+	"github.com/tidings/tidings/subscribe/projector"
 )
 
 // propagating adds the trace context to a request, as the transport of otelhttp does.
@@ -50,7 +51,7 @@ func TestTracesGoOnInWhatEventsCause(t *testing.T) {
 	}
 	r := newRig(t, 1)
 	pool := r.logged()
-	if err := subscribe.Migrate(t.Context(), pool); err != nil {
+	if err := projector.Migrate(t.Context(), pool); err != nil {
 		t.Fatal(err)
 	}
 	traced, plain := follow("1", "2", 1), follow("2", "2", 1)
@@ -74,7 +75,7 @@ func TestTracesGoOnInWhatEventsCause(t *testing.T) {
 		t.Error(err)
 	}
 	p := r.start(func(ctx context.Context) error {
-		return subscribe.Project(ctx, r.nc, pool, "search", func(ctx context.Context, _ pgx.Tx, events []event.Event) error {
+		return projector.Project(ctx, r.nc, pool, "search", func(ctx context.Context, _ pgx.Tx, events []event.Event) error {
 			sampled := slices.ContainsFunc(events, func(e event.Event) bool { return e.TraceParent != "" })
 			if got := trace.SpanFromContext(ctx).IsRecording(); got != sampled {
 				t.Errorf("of %d events one is sampled: %t; the projection is in a span: %t", len(events), sampled, got)

@@ -21,6 +21,7 @@ import (
 	"github.com/tidings/tidings/client/clienttest"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/subscribe"
+	"github.com/tidings/tidings/subscribe/projector"
 )
 
 func TestMain(m *testing.M) {
@@ -113,13 +114,13 @@ func TestAProjectionHasADatabaseOfItsOwn(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer pool.Close()
-	if err := subscribe.Migrate(ctx, pool); err != nil {
+	if err := projector.Migrate(ctx, pool); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := tenant.Client(t, tenant.Token(t)).Follows.Put(ctx, "7", "42"); err != nil {
 		t.Fatal(err)
 	}
-	if err := subscribe.Project(ctx, nc, pool, "first", func(_ context.Context, _ pgx.Tx, batch []event.Event) error {
+	if err := projector.Project(ctx, nc, pool, "first", func(_ context.Context, _ pgx.Tx, batch []event.Event) error {
 		for i := range batch {
 			if batch[i].TenantID == tenant.ID && batch[i].AggregateID == "42" {
 				stop()

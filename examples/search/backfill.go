@@ -13,7 +13,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/kinds"
-	"github.com/tidings/tidings/subscribe"
+	"github.com/tidings/tidings/subscribe/projector"
 )
 
 // line is one line of an export's answer: the head, a state, or the end.
@@ -21,7 +21,7 @@ type line struct {
 	Export struct {
 		Tenant  int64 `json:",string"`
 		Cursor  string
-		Streams []subscribe.Position
+		Streams []projector.Position
 	}
 	After         string
 	Data, Problem json.RawMessage
@@ -32,8 +32,8 @@ type line struct {
 // comments. The index then continues where the export ends.
 func backfill(ctx context.Context, pool *pgxpool.Pool, api, token string) error {
 	// Without positions Begin changes nothing: it only fails if the index has begun.
-	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return subscribe.Begin(ctx, tx, name) })
-	if errors.Is(err, subscribe.ErrBegun) {
+	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return projector.Begin(ctx, tx, name) })
+	if errors.Is(err, projector.ErrBegun) {
 		return nil
 	}
 	for at := (url.Values{}); err == nil; {
@@ -88,5 +88,5 @@ func load(ctx context.Context, tx pgx.Tx, from, token string, at url.Values) (do
 	if err := tx.SendBatch(ctx, &q).Close(); err != nil || l.End != "done" {
 		return false, err
 	}
-	return true, subscribe.Begin(ctx, tx, name, head.Export.Streams)
+	return true, projector.Begin(ctx, tx, name, head.Export.Streams)
 }

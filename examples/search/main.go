@@ -17,6 +17,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/subscribe"
+	"github.com/tidings/tidings/subscribe/projector"
 )
 
 const name = "search"
@@ -62,7 +63,7 @@ func run(ctx context.Context) error {
 		return err
 	}
 	defer nc.Close()
-	if err := subscribe.Migrate(ctx, pool); err != nil {
+	if err := projector.Migrate(ctx, pool); err != nil {
 		return err
 	}
 	if _, err := pool.Exec(ctx, schema); err != nil {
@@ -73,7 +74,7 @@ func run(ctx context.Context) error {
 			return err
 		}
 	}
-	return subscribe.Project(ctx, nc, pool, name, index, subscribe.Only("comment"), subscribe.Takeover(2*time.Second))
+	return projector.Project(ctx, nc, pool, name, index, subscribe.Only("comment"), subscribe.Takeover(2*time.Second))
 }
 
 // index applies events in the transaction that also stores the position on the stream.

@@ -12,7 +12,8 @@ import (
 )
 
 // supported are the packages that other modules may import and rely on.
-var supported = []string{"client", "client/clienttest", "event", "kinds", "kinds/kindfile", "kinds/upstreams", "outbox", "subscribe"}
+var supported = []string{"client", "client/clienttest", "event", "kinds", "kinds/kindfile", "kinds/upstreams", "outbox", "subscribe",
+	"subscribe/projector"}
 
 // The sentences by which the first paragraph of a package comment names the package's readers, and
 // says what they may rely on.

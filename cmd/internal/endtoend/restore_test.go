@@ -34,6 +34,7 @@ import (
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/store"
 	"github.com/tidings/tidings/subscribe"
+	"github.com/tidings/tidings/subscribe/projector"
 )
 
 // site is an installation with truth and projections in two databases, and a subscriber's
@@ -120,7 +121,7 @@ func (s *site) runOutside() {
 // says.
 func (s *site) project(ctx context.Context) error {
 	nc := s.js.Conn()
-	return subscribe.Project(ctx, nc, s.outside, "outside", func(ctx context.Context, tx pgx.Tx, batch []event.Event) error {
+	return projector.Project(ctx, nc, s.outside, "outside", func(ctx context.Context, tx pgx.Tx, batch []event.Event) error {
 		for i := range batch {
 			e, err := batch[i].DecodeEdge(kinds.Builtin().Edges["follow"].Names())
 			if err == nil {
@@ -148,11 +149,11 @@ func (s *site) beginAnew(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var at []subscribe.Position
+	var at []projector.Position
 	for _, p := range positions {
-		at = append(at, subscribe.Position{Partition: p.Partition, Stream: p.Stream, Created: p.Created, Sequence: p.Seq})
+		at = append(at, projector.Position{Partition: p.Partition, Stream: p.Stream, Created: p.Created, Sequence: p.Seq})
 	}
-	if err := subscribe.Replay(ctx, s.outside, "outside", func(ctx context.Context, tx pgx.Tx) error {
+	if err := projector.Replay(ctx, s.outside, "outside", func(ctx context.Context, tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, `DELETE FROM followed`)
 		return err
 	}); err != nil {
@@ -167,7 +168,7 @@ func (s *site) beginAnew(ctx context.Context) error {
 				return err
 			}
 		}
-		return subscribe.Begin(ctx, tx, "outside", at)
+		return projector.Begin(ctx, tx, "outside", at)
 	})
 }
 
@@ -250,7 +251,7 @@ func (s *site) arrived() {
 		if done, err := s.applied(); err != nil || !done {
 			return false, err
 		}
-		lag, err := subscribe.Lag(s.t.Context(), s.js.Conn(), s.outside, "outside")
+		lag, err := projector.Lag(s.t.Context(), s.js.Conn(), s.outside, "outside")
 		return err == nil && lag.Messages == 0, err
 	})
 }
@@ -376,7 +377,7 @@ func makeBackups(t *testing.T) *backups {
 		t.Fatal(err)
 	}
 	s.open(t)
-	if err := subscribe.Migrate(t.Context(), s.outside); err != nil {
+	if err := projector.Migrate(t.Context(), s.outside); err != nil {
 		t.Fatal(err)
 	}
 	s.run()

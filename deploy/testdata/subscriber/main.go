@@ -20,6 +20,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/subscribe"
+	"github.com/tidings/tidings/subscribe/projector"
 )
 
 func main() {
@@ -48,13 +49,13 @@ func run(ctx context.Context, how string) error {
 		return err
 	}
 	defer pool.Close()
-	if err := subscribe.Migrate(ctx, pool); err != nil {
+	if err := projector.Migrate(ctx, pool); err != nil {
 		return err
 	}
 	if _, err := pool.Exec(ctx, `CREATE TABLE IF NOT EXISTS seen (event_id uuid PRIMARY KEY, release text NOT NULL)`); err != nil {
 		return err
 	}
-	return subscribe.Project(ctx, nc, pool, "svc", func(ctx context.Context, tx pgx.Tx, batch []event.Event) error {
+	return projector.Project(ctx, nc, pool, "svc", func(ctx context.Context, tx pgx.Tx, batch []event.Event) error {
 		for _, e := range batch {
 			if _, err := tx.Exec(ctx, `INSERT INTO seen VALUES ($1, $2)`, e.ID, os.Getenv("RELEASE")); err != nil {
 				return err

@@ -1,4 +1,4 @@
-package subscribe
+package projector
 
 import (
 	"context"
@@ -10,11 +10,12 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/subscribe/internal/settings"
 )
 
 // ErrBegun reports a projection that already has a position on the streams, also if an instance
 // that still runs has just made it. Replay makes the projection begin again.
-var ErrBegun = errors.New("subscribe: the projection has already begun")
+var ErrBegun = errors.New("projector: the projection has already begun")
 
 // Position is the sequence up to which an export covers a stream. It is an element of "streams" in
 // the first line of GET /v1/{kind}:export.
@@ -30,7 +31,7 @@ type Position struct {
 // includes may come again: apply an event of an edge if its (created_at, version) is later than
 // yours, and any other if its version is higher. It returns ErrBegun.
 func Begin(ctx context.Context, tx pgx.Tx, name string, exports ...[]Position) error {
-	if _, err := settingsOf(name, ofProject, nil); err != nil {
+	if _, err := settings.New(name, settings.Project, nil); err != nil {
 		return err
 	}
 	begun, err := consumers.HasOffset(ctx, tx, name)

@@ -1,11 +1,10 @@
-package subscribe
+package projector
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"maps"
-	"runtime/debug"
 	"slices"
 	"time"
 
@@ -23,7 +22,13 @@ import (
 	"github.com/tidings/tidings/internal/tracing"
 	"github.com/tidings/tidings/internal/work"
 	"github.com/tidings/tidings/migrations"
+	"github.com/tidings/tidings/subscribe"
+	"github.com/tidings/tidings/subscribe/internal/settings"
 )
+
+// ErrTables reports a database without the tables that a projection needs, or with tables of an
+// older release. Call Migrate.
+var ErrTables = errors.New("projector: the tables are missing or older than this release; call projector.Migrate")
 
 // Migrate creates the tables that projections need, or upgrades them to this release: in the first
 // schema of the search_path of pool's connections, with their login. It changes nothing if they are
@@ -48,8 +53,8 @@ type Apply func(ctx context.Context, tx pgx.Tx, batch []event.Event) error
 //
 // It returns ErrName, ErrOption, ErrType (of Only), ErrFilter, ErrTables, ErrNoStreams, ErrClosed
 // and ErrStuck.
-func Project(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string, apply Apply, opts ...Option) error {
-	s, err := settingsOf(name, ofProject, opts)
+func Project(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string, apply Apply, opts ...subscribe.Option) error {
+	s, err := settings.New(name, settings.Project, opts)
 	if err != nil {
 		return err
 	}
@@ -57,35 +62,36 @@ func Project(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string
 	if err != nil {
 		return fmt.Errorf("use JetStream: %w", err)
 	}
-	if err := s.awaitTables(ctx, pool); err != nil || ctx.Err() != nil {
+	if err := awaitTables(ctx, s, pool); err != nil || ctx.Err() != nil {
 		return err
 	}
-	if _, err := s.awaitStreams(ctx, js, func(ctx context.Context) ([]broker.Stream, error) {
-		return broker.Streams(ctx, js, s.broker())
+	if _, err := s.AwaitStreams(ctx, js, func(ctx context.Context) ([]broker.Stream, error) {
+		return broker.Streams(ctx, js, s.Broker)
 	}); err != nil || ctx.Err() != nil {
 		return err
 	}
-	if err := s.keepFilter(ctx, pool); err != nil || ctx.Err() != nil {
+	if err := keepFilter(ctx, s, pool); err != nil || ctx.Err() != nil {
 		return err
 	}
-	p := &projection{settings: s, apply: apply, stuck: make(chan error, 1)}
+	p := &projection{Settings: s, apply: apply, stuck: make(chan error, 1)}
 	consumer, err := consumers.New(consumers.Config{
-		BatchEvents: s.batch, BatchBytes: 8 << 20, ApplyTimeout: s.timeout, LagInterval: 5 * time.Second, Recheck: 10 * time.Second,
-		Lease: lease.Config{TTL: s.takeover},
+		BatchEvents: s.Batch, BatchBytes: 8 << 20, ApplyTimeout: s.Timeout, LagInterval: 5 * time.Second, Recheck: 10 * time.Second,
+		Lease: lease.Config{TTL: s.Takeover},
 	}, consumers.Deps{
-		Pool: pool, JetStream: js, Streams: s.streams, Registry: s.registry, Log: s.log,
-		Remedy: "begin the projection again (docs/subscribe.md, \"Begin again\")",
+		Pool: pool, JetStream: js, Registry: s.Registry, Log: s.Log,
+		Streams: consumers.Streams{Name: s.Broker.Stream, Prefix: s.Broker.Prefix, Timeout: s.Broker.Timeout},
+		Remedy:  "begin the projection again (docs/subscribe.md, \"Begin again\")",
 	}, p)
 	if err != nil {
 		return err
 	}
-	s.health.set(consumer.Ready)
+	settings.SetReady(s.Health, consumer.Ready)
 	provider := otel.GetTracerProvider() // the program's; without one there are no spans
 	run, stop := context.WithCancel(tracing.With(ctx, tracing.New(provider, provider, false, tracing.MaxLinks)))
 	defer stop()
 	done := make(chan error, 1)
 	go func() { done <- consumer.Run(run) }()
-	watched := watch(run, nc)
+	watched := settings.Watch(run, nc)
 	for {
 		select {
 		case closed := <-watched:
@@ -94,7 +100,7 @@ func Project(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string
 		case ended := <-done:
 			return errors.Join(err, ended)
 		case err := <-p.stuck:
-			s.health.set(func(context.Context) error { return err })
+			settings.SetReady(s.Health, func(context.Context) error { return err })
 			return err
 		}
 	}
@@ -102,8 +108,8 @@ func Project(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string
 
 // awaitTables waits while the database is unavailable, and returns ErrTables if the tables are
 // missing or older.
-func (s *settings) awaitTables(ctx context.Context, pool *pgxpool.Pool) error {
-	err := migrations.Await(ctx, pool, migrations.Consumers, s.log)
+func awaitTables(ctx context.Context, s *settings.Settings, pool *pgxpool.Pool) error {
+	err := migrations.Await(ctx, pool, migrations.Consumers, s.Log)
 	if errors.Is(err, migrations.ErrOutdated) {
 		return fmt.Errorf("%w: %w", ErrTables, err)
 	}
@@ -118,106 +124,76 @@ INSERT /* subscribe.filter */ INTO consumer_filters AS f (consumer_name, aggrega
 
 // keepFilter returns ErrFilter if Only differs from that of the projection's first start. It waits
 // while the database is unavailable.
-func (s *settings) keepFilter(ctx context.Context, pool *pgxpool.Pool) error {
-	types, was := slices.AppendSeq([]string{}, maps.Keys(s.only)), []string{}
+func keepFilter(ctx context.Context, s *settings.Settings, pool *pgxpool.Pool) error {
+	types, was := slices.AppendSeq([]string{}, maps.Keys(s.Only)), []string{}
 	slices.Sort(types)
-	err := pool.QueryRow(ctx, filterSQL, pgx.StrictNamedArgs{"consumer": s.name, "types": types}).Scan(&was)
+	err := pool.QueryRow(ctx, filterSQL, pgx.StrictNamedArgs{"consumer": s.Name, "types": types}).Scan(&was)
 	switch {
 	case ctx.Err() != nil:
 		return nil
 	case postgres.IsTransient(err):
-		s.log.WarnContext(ctx, "waiting for the database", "err", err)
-		work.Sleep(ctx, assignInterval)
-		return s.keepFilter(ctx, pool)
+		s.Log.WarnContext(ctx, "waiting for the database", "err", err)
+		work.Sleep(ctx, settings.Recheck)
+		return keepFilter(ctx, s, pool)
 	case err != nil:
-		return fmt.Errorf("read the filter of projection %s: %w", s.name, err)
+		return fmt.Errorf("read the filter of projection %s: %w", s.Name, err)
 	case !slices.Equal(was, types):
 		return fmt.Errorf("%w: Only of projection %s was %q and is %q (none is all): events that were left out would be missing; "+
-			"begin again with Replay, or take another name", ErrFilter, s.name, was, types)
+			"begin again with Replay, or take another name", subscribe.ErrFilter, s.Name, was, types)
 	}
 	return nil
 }
 
 // projection is the consumers.Projection that calls your function.
 type projection struct {
-	*settings
+	*settings.Settings
 	apply Apply
 	stuck chan error
 }
 
 // Name returns the subscriber's name.
-func (p *projection) Name() string { return p.name }
+func (p *projection) Name() string { return p.Settings.Name }
 
 // Wants reports whether Project delivers the events of an aggregate type.
 func (p *projection) Wants(aggregateType string) bool {
-	return p.only[aggregateType] || p.only == nil && !event.System(aggregateType)
+	return p.Only[aggregateType] || p.Only == nil && !event.System(aggregateType)
 }
-
-// grace is the longest time that a function gets to return after its context has ended.
-const grace = 5 * time.Second
 
 // Apply calls the function, and turns a panic into an error.
 func (p *projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error {
-	late, err := inTime(ctx, p.timeout, func() error { return p.apply(ctx, tx, events) })
+	late, err := settings.InTime(ctx, p.Timeout, func() error { return p.apply(ctx, tx, events) })
 	if late == nil {
 		return err
 	}
-	p.stuck <- fmt.Errorf("%w: projection %s, %d events of %s from %d on", ErrStuck, p.name, len(events), events[0].Stream, events[0].Seq)
+	p.stuck <- fmt.Errorf("%w: projection %s, %d events of %s from %d on", subscribe.ErrStuck, p.Settings.Name, len(events),
+		events[0].Stream, events[0].Seq)
 	return <-late // the function uses the transaction until it returns
-}
-
-// inTime calls fn. If fn has not returned some time after the end of ctx, late gets its error
-// later.
-func inTime(ctx context.Context, timeout time.Duration, fn func() error) (late <-chan error, err error) {
-	done := make(chan error, 1)
-	go func() { done <- guard(fn) }()
-	select {
-	case err = <-done:
-		return nil, err
-	case <-ctx.Done():
-	}
-	select {
-	case err = <-done:
-		return nil, err
-	case <-time.After(min(grace, timeout)):
-		return done, nil
-	}
-}
-
-// guard calls fn, and returns a panic as an error.
-func guard(fn func() error) (err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("panic: %v\n%s", r, debug.Stack())
-		}
-	}()
-	return fn()
 }
 
 // DeadLetters returns the operations on the parked events of a projection. Retry calls apply, the
 // projection's function.
-func DeadLetters(pool *pgxpool.Pool, name string, apply Apply, opts ...Option) (*consumers.DeadLetters, error) {
-	s, err := settingsOf(name, ofProject, opts)
+func DeadLetters(pool *pgxpool.Pool, name string, apply Apply, opts ...subscribe.Option) (*Letters, error) {
+	s, err := settings.New(name, settings.Project, opts)
 	if err != nil {
 		return nil, err
 	}
-	return consumers.NewDeadLetters(pool, &projection{settings: s, apply: apply, stuck: make(chan error, 1)}), nil
+	return consumers.NewDeadLetters(pool, &projection{Settings: s, apply: apply, stuck: make(chan error, 1)}), nil
 }
 
 // Lag returns how far a projection is behind the streams. It reads the database and NATS, never a
 // running instance.
-func Lag(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string, opts ...Option) (consumers.ConsumerLag, error) {
-	s, err := settingsOf(name, ofProject, opts)
+func Lag(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string, opts ...subscribe.Option) (Lagging, error) {
+	s, err := settings.New(name, settings.Project, opts)
 	if err != nil {
-		return consumers.ConsumerLag{}, err
+		return Lagging{}, err
 	}
 	js, err := jetstream.New(nc)
 	if err != nil {
-		return consumers.ConsumerLag{}, fmt.Errorf("use JetStream: %w", err)
+		return Lagging{}, fmt.Errorf("use JetStream: %w", err)
 	}
-	all, err := consumers.Lag(ctx, pool, js, s.broker(), name)
+	all, err := consumers.Lag(ctx, pool, js, s.Broker, name)
 	if err != nil {
-		return consumers.ConsumerLag{}, err
+		return Lagging{}, err
 	}
 	return all[0], nil
 }
