@@ -27,7 +27,7 @@ func newMetrics(reg prometheus.Registerer, truth *store.Store, consumers []strin
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "tidings_api_requests_total", Help: "Requests answered, by route pattern, method and status code.",
 		}, []string{"route", "method", "code"}),
-		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		seconds: tracing.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "tidings_api_request_duration_seconds", Help: "Time from the headers of a request to its answer.",
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
 		}, []string{"route", "method"}),

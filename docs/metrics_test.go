@@ -43,6 +43,8 @@ func TestTheMetricsPageIsWhatTheCodeDeclares(t *testing.T) {
 		"The sizes of PostgreSQL have the label `database`. With several [cells](adr/0018-cells.md), " +
 		"the metrics of consumers have the label `cell`. " +
 		"In `tidings serve` and `tidings dev`, the metrics of a part have the label `part`. " +
+		"Histograms have the buckets that the alert rules use, and native buckets: " +
+		"Prometheus scrapes those with `scrape_native_histograms: true`. " +
 		"`go test ./docs -run TestTheMetricsPage -update` generates this page.\n")
 	folder := ""
 	for _, m := range all {

@@ -132,6 +132,16 @@ func TestAProjectionInASchemaOfItsOwnIsExact(t *testing.T) {
 		t.Errorf("tidings_consumer_parked_total is %v, want 3", n)
 	}
 
+	all, err := reg.Gather()
+	if err != nil || len(all) == 0 {
+		t.Errorf("%d metrics, %v", len(all), err)
+	}
+	for _, f := range all {
+		if !strings.HasPrefix(f.GetName(), "tidings_") {
+			t.Errorf("the metric %s has no prefix", f.GetName())
+		}
+	}
+
 	// Replay from the beginning while an instance runs.
 	if err := projector.Replay(ctx, pool, "search", func(ctx context.Context, tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, `TRUNCATE log`)

@@ -113,7 +113,7 @@ var rules = []rule{
 
 	{pkg: "internal/broker", may: []string{"event", "internal/work"}, libs: []string{nats}}, // event: the subjects
 	{pkg: "internal/natsserver", libs: []string{nats, srv}},                                 // the only one that may import the server
-	{pkg: "internal/heartbeat", may: []string{"event"}},
+	{pkg: "internal/heartbeat", may: []string{"event", "internal/tracing"}},
 	{pkg: "internal/deadletter", may: []string{"event", "internal/postgres"}, libs: []string{pgx}},
 	// It explores the protocol with the outbox's own decisions about the layout.
 	{pkg: "internal/protocol", may: []string{"outbox", "event"}},
