@@ -6,7 +6,7 @@ import { createInterface } from 'node:readline';
 import { after, before, test as nodeTest } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
-import { Tidings } from '../../client/typescript/dist/index.js';
+import { Tidings } from '../../client/typescript/dist/esm/index.js';
 import { startDev, tidings as binary } from '../../client/typescript/scripts/dev.mjs';
 
 const test = (name, fn) => nodeTest(name, { timeout: 300_000 }, fn);

@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { createServer } from 'node:http';
 import { test as nodeTest } from 'node:test';
-import { isProblem, ProblemError, Tidings } from '../dist/index.js';
+import { isProblem, ProblemError, Tidings } from '../dist/esm/index.js';
 
 const test = (name, fn) => nodeTest(name, { timeout: 120_000 }, fn);
 

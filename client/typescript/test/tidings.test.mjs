@@ -8,7 +8,7 @@ import { after, before, test as nodeTest } from 'node:test';
 import { setTimeout as pause } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
-import { codes, each, ifMatch, isProblem, pages, Tidings } from '../dist/index.js';
+import { codes, each, ifMatch, isProblem, pages, Tidings } from '../dist/esm/index.js';
 import { startDev, tidings as binary } from '../scripts/dev.mjs';
 
 const test = (name, fn) => nodeTest(name, { timeout: 300_000 }, fn);
@@ -138,7 +138,7 @@ test('the page has the code that the compiler has checked', async () => {
   const page = await readFile(new URL('../../../docs/typescript.md', import.meta.url), 'utf8');
   const compiled = await readFile(new URL('page.ts', import.meta.url), 'utf8');
   const blocks = [...page.matchAll(/^```ts\n(.*?)^```$/gms)].map((m) => m[1]);
-  assert.equal(blocks.length, 2);
+  assert.equal(blocks.length, 3);
   for (const block of blocks) assert.ok(compiled.includes(block), block);
 });
 

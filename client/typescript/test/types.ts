@@ -1,6 +1,24 @@
 // The compiler checks this file; nobody runs it. It has a user's program, and mistakes that the compiler must find.
 import { each, ifMatch, isProblem, pages, Tidings, type Comment, type ProblemCode } from '@tidings/client';
 
+import { connect } from '@nats-io/transport-node';
+import { handle, PermanentError, type CommentCreatedEvent, type Event } from '@tidings/client/subscribe';
+
+export async function subscriber(signal: AbortSignal): Promise<void> {
+  const nc = await connect({ servers: '127.0.0.1:4222' });
+  await handle(nc, 'mailer', 'comment.created', async ({ data }: Event<CommentCreatedEvent>) => {
+    if (data.author_id === '0') throw new PermanentError('nobody');
+  }, { signal });
+  await handle(nc, 'mailer', 'follow.*', ({ data }) => {
+    const status: 'ACTIVE' | 'REMOVED' = data.status;
+    // @ts-expect-error: a follow has no body
+    void [status, data.body];
+  });
+  await handle<{ song_id: string }>(nc, 'mailer', 'play.created', ({ data }) => void data.song_id, { declared: ['play.created'] });
+  // @ts-expect-error: no such type of events
+  await handle(nc, 'mailer', 'follow.made', () => {});
+}
+
 export async function program(tidings: Tidings): Promise<ProblemCode | '' | undefined> {
   const session = tidings.session();
   await session.putFollow({ path: { follower_id: '7', followee_id: '9223372036854775807' } });

@@ -1,0 +1,3 @@
+declare module 'node:events' {
+  export function setMaxListeners(most: number, ...targets: EventTarget[]): void;
+}

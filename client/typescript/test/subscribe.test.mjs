@@ -1,0 +1,470 @@
+// Tests of handle against the NATS server of `tidings dev`, on streams of their own, to which the test publishes as a relay does.
+import { AckPolicy, jetstream, jetstreamManager } from '@nats-io/jetstream';
+import { connect, headers } from '@nats-io/transport-node';
+import assert from 'node:assert/strict';
+import { execFile, spawn } from 'node:child_process';
+import { randomUUID } from 'node:crypto';
+import { once } from 'node:events';
+import { createInterface } from 'node:readline';
+import { after, before, test as nodeTest } from 'node:test';
+import { setTimeout as pause } from 'node:timers/promises';
+import { fileURLToPath } from 'node:url';
+import { isDeepStrictEqual, promisify } from 'node:util';
+import { handle, Health, PermanentError } from '../dist/esm/subscribe/index.js';
+import { startDev, tidings as binary } from '../scripts/dev.mjs';
+import { natsOptions } from './nats.mjs';
+
+const test = (name, fn) => nodeTest(name, { timeout: 300_000 }, fn);
+
+let dev, nc, js, jsm;
+before(async () => {
+  dev = await startDev();
+  nc = await connect(natsOptions(dev.nats_url));
+  [js, jsm] = [jetstream(nc), await jetstreamManager(nc)];
+});
+after(async () => {
+  await nc?.close();
+  await dev?.stop();
+});
+
+async function until(wanted) {
+  while (!(await wanted())) await pause(20);
+}
+
+let rigs = 0;
+
+/** Streams of a test, and a publisher that acts as a relay. */
+async function newRig(partitions = 1) {
+  const prefix = `rig${++rigs}`;
+  const rig = { stream: prefix.toUpperCase(), prefix, open: [], dead: `${prefix.toUpperCase()}-dead`, outbox: 0, quiet: [] };
+  rig.options = { stream: rig.stream, prefix, log: { info: keep, warn: keep, error: keep }, takeover: 2000, backOff: () => 50 };
+  function keep(message, fields) {
+    rig.quiet.push([message, fields]);
+  }
+  rig.declare = (n, after = []) => jsm.streams.add({
+    name: `${rig.stream}-${n}`, subjects: [`${prefix}.${n}.>`], metadata: { slots: '0-31', after: after.join(' ') },
+  });
+  rig.publish = (id, version, payload = follow(id, version), partition = rig.open[id % rig.open.length]) => {
+    const h = headers();
+    const all = {
+      'ce-specversion': '1.0', 'ce-source': '/tidings', 'ce-id': randomUUID(), 'ce-type': 'tidings.follow.created.v1', 'ce-subject': `${id}`,
+      'ce-time': '2026-01-02T03:04:05.000006Z', 'Tidings-Outbox-Id': `${++rig.outbox}`,
+    };
+    for (const [name, value] of Object.entries(all)) h.set(name, value);
+    return js.publish(`${prefix}.${partition}.t1.follow.created`, JSON.stringify(payload), { headers: h });
+  };
+  rig.publishAll = (version) => Promise.all(ids.map((id) => rig.publish(id, version)));
+  rig.resize = async (to) => {
+    for (const n of rig.open) {
+      const h = headers();
+      h.set('Tidings-Closed', '1');
+      h.set('ce-source', '/tidings');
+      await js.publish(`${prefix}.${n}.closed`, undefined, { headers: h });
+      await js.publish(`${prefix}.${n}.t1.follow.created`, 'foreign');
+    }
+    const next = Math.max(...rig.open) + 1;
+    const after = rig.open;
+    rig.open = Array.from({ length: to }, (_, i) => next + i);
+    for (const n of rig.open) await rig.declare(n, after);
+  };
+  rig.start = (fn, options = {}, name = 'mailer', connection = nc) => {
+    const stop = new AbortController();
+    const ended = handle(connection, name, 'follow.created', fn, { ...rig.options, signal: stop.signal, ...options });
+    ended.catch(() => {}); // the test looks at it later
+    return { ended, stop: () => (stop.abort(), ended) };
+  };
+  rig.info = (n = rig.open[0], durable = 'mailer-follow-created') => jsm.consumers.info(`${rig.stream}-${n}`, durable);
+  rig.settled = () => until(async () => {
+    const i = await rig.info().catch(() => undefined);
+    return i !== undefined && i.num_pending + i.num_ack_pending === 0;
+  });
+  rig.letters = async () => {
+    const all = [];
+    const { state } = await jsm.streams.info(rig.dead).catch(() => ({ state: { first_seq: 1, last_seq: 0 } })); // before the first letter
+    for (let seq = Math.max(state.first_seq, 1); seq <= state.last_seq; seq++) {
+      const m = await jsm.streams.getMessage(rig.dead, { seq });
+      if (m !== null) all.push(m);
+    }
+    return all;
+  };
+  for (let n = 0; n < partitions; n++) {
+    await rig.declare(n);
+    rig.open.push(n);
+  }
+  return rig;
+}
+
+const at = '2026-01-02T03:04:05.000006Z';
+const follow = (id, version) => ({
+  follower_id: '1', followee_id: `${id}`, status: 'ACTIVE', version, actor: 'test', created_at: at, positioned_at: at, updated_at: at,
+});
+
+/** The versions of each aggregate, in the order of their first deliveries. */
+function diary() {
+  const versions = new Map();
+  return {
+    versions,
+    note: ({ data }) => {
+      const list = versions.get(data.followee_id) ?? [];
+      if (!list.includes(data.version)) versions.set(data.followee_id, [...list, data.version]);
+    },
+    has: (ids, version) => () => ids.every((id) => versions.get(`${id}`)?.includes(version)),
+  };
+}
+
+const ids = Array.from({ length: 40 }, (_, i) => i + 1);
+
+test('an event has its envelope and its payload, and each aggregate has one call at a time, in order', async () => {
+  const rig = await newRig();
+  const first = await rig.publish(7, 1);
+  const got = [];
+  const busy = new Set();
+  let most = 0;
+  const w = rig.start(async (e) => {
+    assert.ok(!busy.has(e.aggregateId), 'two events of an aggregate at once');
+    busy.add(e.aggregateId);
+    most = Math.max(most, busy.size);
+    await pause(5);
+    busy.delete(e.aggregateId);
+    got.push(e);
+  }, { takeover: 20_000 });
+  for (let v = 1; v <= 5; v++) await rig.publishAll(v);
+  await until(() => got.length >= 201);
+  await rig.settled();
+  await w.stop();
+  const { id, ...rest } = got[0];
+  assert.match(id, /^[0-9a-f-]{36}$/);
+  assert.deepEqual(rest, {
+    tenantId: '1', aggregateType: 'follow', aggregateId: '7', type: 'created', version: 1, occurredAt: at, traceparent: undefined,
+    stream: `${rig.stream}-0`, sequence: first.seq, data: follow(7, 1), attempt: 1,
+  });
+  for (const id of ids) {
+    assert.deepEqual(got.slice(1).filter((e) => e.aggregateId === `${id}`).map((e) => e.data.version), [1, 2, 3, 4, 5]);
+  }
+  assert.ok(most > 8 && most <= 16, `${most} calls at once`);
+});
+
+test('the consumer and the stream of dead letters are those of the Go package', async () => {
+  const rig = await newRig();
+  const w = rig.start(() => {});
+  await until(() => rig.info().catch(() => undefined));
+  const { config } = await rig.info();
+  assert.deepEqual(
+    [config.durable_name, config.filter_subject, config.ack_policy, config.ack_wait, config.max_ack_pending, config.max_deliver, config.deliver_policy],
+    ['mailer-follow-created', `${rig.prefix}.*.*.follow.created`, AckPolicy.Explicit, 2e9, 100_000, -1, 'all'],
+  );
+  const { stdout } = await promisify(execFile)(binary, ['stream', 'plan', '--for', 'json', '--data', dev.dir]);
+  const planned = stdout.trim().split('\n').map((line) => JSON.parse(line)).find((c) => c.name === 'EVENTS-dead');
+  const { config: dead } = await jsm.streams.info(rig.dead);
+  for (const [member, value] of Object.entries(planned)) {
+    if (!['name', 'subjects', 'metadata', 'placement'].includes(member)) assert.ok(value === 0 || isDeepStrictEqual(dead[member], value), member);
+  }
+  assert.deepEqual(dead.subjects, [`${rig.dead}.*.*`]);
+  await w.stop();
+});
+
+test('a failed event is retried, and then a dead letter that a retry delivers again', async () => {
+  const rig = await newRig();
+  const attempts = [];
+  let broken = true;
+  const w = rig.start((e) => {
+    attempts.push([e.aggregateId, e.data.version, e.attempt]);
+    if (e.aggregateId === '1' && e.data.version === 1 && broken) throw new Error('no\nmail');
+    if (e.aggregateId === '2') throw new PermanentError('never');
+  }, { attempts: 3, takeover: 20_000 });
+  const bad = await rig.publish(1, 1);
+  await rig.publish(1, 2);
+  await rig.publish(2, 1);
+  await rig.publish(3, 1, { follower_id: 7 }); // its payload does not match its type
+  await until(async () => (await rig.letters()).length === 3);
+  await rig.settled();
+  assert.deepEqual(attempts.filter(([id]) => id === '1'), [['1', 1, 1], ['1', 1, 2], ['1', 1, 3], ['1', 2, 1]]);
+  assert.deepEqual(attempts.filter(([id]) => id === '2'), [['2', 1, 1]]);
+  const letters = await rig.letters();
+  const of = (id) => letters.find((m) => m.header.get('ce-subject') === id);
+  const told = (m) => ['Subject', 'Stream', 'Sequence', 'Attempts', 'Error', 'Subscriber'].map((name) => m.header.get(`Tidings-Dead-${name}`));
+  assert.deepEqual(told(of('1')), [`${rig.prefix}.0.t1.follow.created`, `${rig.stream}-0`, `${bad.seq}`, '3', 'no mail', 'mailer-follow-created']);
+  assert.deepEqual(told(of('2')).slice(3, 5), ['1', 'never']);
+  assert.match(told(of('3'))[4], /decode the payload of event .* \(follow\.created\.v1\): actor is missing/);
+  assert.equal(of('1').subject, `${rig.dead}.letter.mailer-follow-created`);
+  assert.deepEqual(JSON.parse(new TextDecoder().decode(of('1').data)), follow(1, 1));
+
+  broken = false;
+  attempts.length = 0;
+  const again = headers(); // as Letters.Retry of the Go package does it
+  for (const [name, values] of of('1').header) if (!name.startsWith('Nats-')) again.set(name, values[0]);
+  await js.publish(`${rig.dead}.retry.mailer-follow-created`, of('1').data, { headers: again, msgID: `retry:${of('1').seq}` });
+  await until(() => attempts.length === 1);
+  assert.deepEqual(attempts, [['1', 1, 1]]);
+  await until(async () => (await rig.letters()).length === 3); // without the request
+  await w.stop();
+});
+
+test('a dead letter of an erased event does not remain', async () => {
+  const rig = await newRig();
+  const bucket = `${rig.stream}-erased`;
+  await jsm.streams.add({ name: `KV_${bucket}`, subjects: [`$KV.${bucket}.>`], allow_direct: true });
+  const { seq } = await rig.publish(1, 1);
+  const bits = new Uint8Array(1024);
+  bits[seq >> 3] |= 1 << (seq & 7);
+  await js.publish(`$KV.${bucket}.${rig.stream}-0.0`, bits);
+  const w = rig.start(() => {
+    throw new PermanentError('never');
+  });
+  await rig.publish(2, 1);
+  await until(async () => (await jsm.streams.info(rig.dead).catch(() => undefined))?.state.last_seq === 2);
+  await rig.settled();
+  assert.deepEqual((await rig.letters()).map((m) => m.header.get('ce-subject')), ['2']);
+  await w.stop();
+});
+
+test('new streams begin after the streams that they replace, over stops and resizes', async () => {
+  const rig = await newRig(2);
+  const d = diary();
+  await rig.publishAll(1);
+  let w = rig.start(d.note);
+  await until(d.has(ids, 1));
+  await w.stop();
+  await rig.publishAll(2);
+  await rig.resize(3);
+  await rig.publishAll(3);
+  w = rig.start(async (e) => {
+    await pause(e.data.version === 2 ? 5 : 0);
+    d.note(e);
+  });
+  await until(d.has(ids, 3));
+  await rig.resize(1);
+  await rig.publishAll(4);
+  await until(d.has(ids, 4));
+  await rig.settled();
+  await w.stop();
+  for (const id of ids) assert.deepEqual(d.versions.get(`${id}`), [1, 2, 3, 4]);
+  assert.equal(rig.quiet.filter(([m]) => m === 'the stream has ended, and all its events are handled').length, 5);
+});
+
+for (const inOrder of [false, true]) {
+  test(`three instances share a partition, and one dies with events in hand, ${inOrder ? 'in order' : 'shared'}`, async () => {
+    const rig = await newRig();
+    const d = diary();
+    for (let v = 1; v <= 3; v++) await rig.publishAll(v);
+    const mortal = await connect(natsOptions(dev.nats_url));
+    let hanging = 0;
+    const first = rig.start(async (e) => {
+      if (e.aggregateId % 4 === 0) {
+        hanging++;
+        await new Promise(() => {});
+      }
+      d.note(e);
+    }, { inOrder, drain: 0 }, 'mailer', mortal);
+    await until(() => hanging >= 10);
+    const others = [0, 1].map(() => rig.start(d.note, { inOrder }));
+    await mortal.close();
+    await assert.rejects(first.ended, { code: 'closed' });
+    await rig.publishAll(4);
+    await until(d.has(ids, 4));
+    await until(d.has(ids, 1));
+    await rig.settled();
+    for (const w of others) await w.stop();
+    for (const id of ids) {
+      if (inOrder || id % 4 !== 0) assert.deepEqual(d.versions.get(`${id}`), [1, 2, 3, 4], `followee ${id}`);
+    }
+  });
+}
+
+test('a tenant reads through the consumers that an operator created', async () => {
+  const rig = await newRig();
+  const durable = async (n, after = '') => {
+    await jsm.consumers.add(`${rig.stream}-${n}`, {
+      durable_name: 't1_mailer', filter_subject: `${rig.prefix}.*.t1.follow.created`, ack_policy: AckPolicy.Explicit, ack_wait: 2e9,
+      metadata: { 'tidings-filter': 'follow.created', 'tidings-after': after },
+    });
+  };
+  const d = diary();
+  const w = rig.start(d.note, { tenant: '1' });
+  await rig.publishAll(1);
+  await until(() => rig.quiet.some(([, { error }]) => /tidings nats durable --name mailer --tenant 1/.test(error?.message)));
+  await durable(0);
+  await until(d.has(ids, 1));
+  await rig.resize(2);
+  await rig.publishAll(2);
+  await durable(1, '0');
+  await durable(2, '0');
+  await until(d.has(ids, 2));
+  await w.stop();
+  for (const id of ids) assert.deepEqual(d.versions.get(`${id}`), [1, 2]);
+  assert.ok(rig.quiet.some(([m, { stream }]) => /^the stream has ended/.test(m) && stream === `${rig.stream}-0`));
+  const other = rig.start(d.note, { tenant: '1', takeover: 3000 });
+  await until(() => rig.quiet.some(([, { error }]) => /was created with --ack-wait 2s and --in-order=false/.test(error?.message)));
+  await other.stop();
+});
+
+test('a call that takes longer than takeover is not delivered again', async () => {
+  const rig = await newRig();
+  const attempts = [];
+  const all = [0, 1].map(() => rig.start(async (e) => {
+    await pause(3000);
+    attempts.push(e.attempt);
+  }));
+  for (let id = 1; id <= 8; id++) await rig.publish(id, 1);
+  await until(() => attempts.length >= 8);
+  await rig.settled();
+  assert.deepEqual(attempts, Array(8).fill(1));
+  assert.equal((await rig.info()).num_redelivered, 0);
+  for (const w of all) await w.stop();
+});
+
+test('a stop lets running calls finish and returns all other events at once', async () => {
+  const rig = await newRig();
+  for (let v = 1; v <= 3; v++) for (let id = 1; id <= 4; id++) await rig.publish(id, v);
+  const d = diary();
+  let begun = 0;
+  const w = rig.start(async (e) => {
+    begun++;
+    await pause(300);
+    d.note(e);
+  }, { takeover: 60_000, concurrency: 4 });
+  await until(() => begun === 4);
+  await w.stop();
+  assert.equal(begun, 4);
+  const next = rig.start(d.note, { takeover: 60_000 });
+  await until(() => d.has([1, 2, 3, 4], 2)() && d.has([1, 2, 3, 4], 3)()); // long before takeover
+  await next.stop();
+  for (let id = 1; id <= 4; id++) assert.equal(d.versions.get(`${id}`).length, 3);
+});
+
+test('calls that do not return end the subscriber when they take all places', async () => {
+  const rig = await newRig();
+  const health = new Health();
+  assert.equal(health.ready, false);
+  for (let id = 1; id <= 3; id++) await rig.publish(id, 1);
+  const signals = [];
+  const w = rig.start((e, signal) => {
+    signals.push(signal);
+    return new Promise(() => {});
+  }, { concurrency: 2, timeout: 200, health });
+  await assert.rejects(w.ended, { code: 'stuck', message: /all 2 places of mailer-follow-created are taken/ });
+  assert.deepEqual(signals.map((s) => s.aborted), [true, true]);
+  assert.match(health.problems.get('calls of mailer-follow-created').message, /2 calls of mailer-follow-created do not return/);
+});
+
+test('wrong arguments are refused', async () => {
+  const none = () => {};
+  const code = (code) => ({ name: 'SubscribeError', code });
+  await assert.rejects(handle(nc, '7', 'follow.created', none), code('name'));
+  await assert.rejects(handle(nc, 'mailer', 'follow.made', none), code('type'));
+  await assert.rejects(handle(nc, 'mailer', 'play.*', none, { declared: ['song.created'] }), code('type'));
+  await assert.rejects(handle(nc, 'mailer', 'follow.created', none, { takeover: 999 }), code('option'));
+  await assert.rejects(handle(nc, 'mailer', 'follow.created', none, { stream: 'NONE', prefix: 'none' }), code('no-streams'));
+  const stopped = AbortSignal.abort();
+  await handle(nc, 'mailer', 'play.*', none, { declared: ['play.created'], signal: stopped });
+});
+
+test('a subscriber begins at since', async () => {
+  const rig = await newRig();
+  await rig.publish(1, 1);
+  const since = new Date((await jsm.streams.getMessage(`${rig.stream}-0`, { seq: 1 })).time.getTime() + 1);
+  await until(() => new Date() > since);
+  await rig.publish(2, 1);
+  const d = diary();
+  const w = rig.start(d.note, { since });
+  await until(d.has([2], 1));
+  await w.stop();
+  assert.deepEqual([...d.versions.keys()], ['2']);
+});
+
+test('a recreated stream is read from its beginning', async () => {
+  const rig = await newRig();
+  const d = diary();
+  const w = rig.start(d.note);
+  await rig.publish(1, 1);
+  await until(d.has([1], 1));
+  await jsm.streams.delete(`${rig.stream}-0`);
+  await until(() => rig.quiet.some(([m]) => /^the stream is gone/.test(m)));
+  await rig.declare(0);
+  await rig.publish(2, 1);
+  await until(d.has([2], 1));
+  await w.stop();
+  await jsm.streams.delete(`${rig.stream}-0`);
+  await rig.declare(0); // before the subscriber sees that it is gone
+  await rig.publish(3, 1);
+  const again = rig.start(d.note);
+  await until(d.has([3], 1));
+  await again.stop();
+});
+
+/** A process that handles the follows of the installation. It adds what it prints to `events`. */
+function startProcess(events) {
+  const child = spawn(process.execPath, [fileURLToPath(new URL('handler.mjs', import.meta.url))], {
+    env: { ...process.env, NATS_URL: dev.nats_url },
+    stdio: ['ignore', 'pipe', 'inherit'],
+  });
+  const ended = once(child, 'close');
+  createInterface({ input: child.stdout }).on('line', (line) => events.push(JSON.parse(line)));
+  return {
+    kill: async (signal) => {
+      child.kill(signal);
+      return ended;
+    },
+  };
+}
+
+test('a process survives what happens to NATS, and its successor what happens to it', async (t) => {
+  const events = [];
+  const versions = () => {
+    const all = new Map();
+    for (const { follow } of events) {
+      const list = all.get(follow.follower_id) ?? [];
+      if (!list.includes(follow.version)) all.set(follow.follower_id, [...list, follow.version]);
+    }
+    return all;
+  };
+  let version = -1;
+  const write = async () => {
+    const { Tidings } = await import('../dist/esm/index.js');
+    const tidings = new Tidings({ url: dev.api, token: dev.token });
+    for (const op of version < 0 ? ['put'] : ['remove', 'put']) {
+      const operations = ids.map((id) => ({ op, follower_id: `${id}`, followee_id: '1000' }));
+      for await (const { outcome } of tidings.batch('follows', operations)) assert.ok(outcome.status < 300, JSON.stringify(outcome));
+    }
+    version += 2;
+  };
+  const arrived = () => until(() => ids.every((id) => versions().get(`${id}`)?.includes(version)));
+  let p = startProcess(events);
+  await write();
+  await arrived();
+
+  for (const seconds of [2, 20]) {
+    await t.test(`NATS stands still for ${seconds} seconds`, async () => {
+      dev.freeze();
+      await pause(seconds * 1000);
+      dev.thaw();
+      await write();
+      await arrived();
+    });
+  }
+  await t.test('NATS is killed and restarted', async () => {
+    await dev.kill();
+    await pause(3000);
+    await dev.restart();
+    await write();
+    await arrived();
+  });
+  await t.test('the process is killed', async () => {
+    await write();
+    assert.deepEqual(await p.kill('SIGKILL'), [null, 'SIGKILL']);
+    await write();
+    p = startProcess(events);
+    await arrived();
+  });
+  await t.test('streams are lost, and replaced by a repair', async () => {
+    const own = await jetstreamManager(nc);
+    for await (const name of own.streams.names('events.>')) if (/^EVENTS-\d+$/.test(name)) await own.streams.delete(name);
+    const repair = ['repair', 'stream', '--yes', '--data', dev.dir];
+    await until(() => promisify(execFile)(binary, repair).then(() => true, () => pause(500)));
+    await write();
+    await arrived();
+  });
+  assert.deepEqual(await p.kill('SIGTERM'), [0, null]);
+  const odd = Array.from({ length: (version + 1) / 2 }, (_, i) => 2 * i + 1);
+  for (const id of ids) assert.deepEqual(versions().get(`${id}`), odd, `follower ${id}`);
+});
