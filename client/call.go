@@ -176,6 +176,9 @@ func fetch[T any](ctx context.Context, c *core, k *call) (v T, err error) {
 
 // do sends the call until it succeeds or may not be repeated, and returns the body of a success.
 func (c *core) do(ctx context.Context, k *call) ([]byte, *answer, error) {
+	if c == nil {
+		return nil, nil, ErrNoClient
+	}
 	for attempt := 1; ; attempt++ {
 		body, a, err := c.attempt(ctx, k, attempt)
 		if err == nil {

@@ -47,8 +47,9 @@ type ChildState struct {
 	UpdatedAt time.Time `json:"updated_at"`
 }
 
-// Child is a child of any kind. A child that is gone has neither author, body nor attributes.
-type Child struct {
+// ChildOf is a child of any kind, with attributes A. A child that is gone has neither author, body
+// nor attributes.
+type ChildOf[A any] struct {
 	ID       string `json:"child_id"`
 	Object   ID     `json:"object_id"`
 	ParentID string `json:"parent_id,omitempty"` // the child that it replies to
@@ -57,8 +58,11 @@ type Child struct {
 	Depth    int    `json:"depth,omitempty"`
 	Body     string `json:"body,omitempty"`
 	ChildState
-	Attributes map[string]any `json:"attributes,omitempty"`
+	Attributes A `json:"attributes,omitempty"`
 }
+
+// Child is a child of any kind.
+type Child = ChildOf[map[string]any]
 
 // Versioned is a child. Ref returns its id, and the version on which a change of it is conditional.
 type Versioned interface {
@@ -66,36 +70,52 @@ type Versioned interface {
 }
 
 // Ref implements Versioned.
-func (c Child) Ref() (id string, version int64) { return c.ID, c.Version }
+func (c ChildOf[A]) Ref() (id string, version int64) { return c.ID, c.Version }
 
-// NewChild is a child of any kind to write.
-type NewChild struct {
-	AuthorID   ID             `json:"author_id"`
-	Body       string         `json:"body"`                // 1 to 16,384 bytes after trimming
-	ParentID   string         `json:"parent_id,omitempty"` // the child that it replies to, if the kind is threaded
-	Attributes map[string]any `json:"attributes,omitempty"`
+// NewChildOf is a child of any kind to write, with attributes A.
+type NewChildOf[A any] struct {
+	AuthorID   ID     `json:"author_id"`
+	Body       string `json:"body"`                // 1 to 16,384 bytes after trimming
+	ParentID   string `json:"parent_id,omitempty"` // the child that it replies to, if the kind is threaded
+	Attributes A      `json:"attributes,omitempty,omitzero"`
 }
 
-func (n NewChild) replyTo() string { return n.ParentID }
+// NewChild is a child of any kind to write.
+type NewChild = NewChildOf[map[string]any]
+
+func (n NewChildOf[A]) replyTo() string { return n.ParentID }
+
+// ChildEditOf has the changes of a child of any kind, with attributes A.
+type ChildEditOf[A any] struct {
+	Body       string `json:"body,omitempty"`                // "" for no change
+	Attributes A      `json:"attributes,omitempty,omitzero"` // null as a member removes an attribute, or restores its default
+}
 
 // ChildEdit has the changes of a child of any kind.
-type ChildEdit struct {
-	Body       string         `json:"body,omitempty"`       // "" for no change
-	Attributes map[string]any `json:"attributes,omitempty"` // nil as a value removes an attribute, or restores its default
+type ChildEdit = ChildEditOf[map[string]any]
+
+// ChildVersionOf is a child of any kind at one version.
+type ChildVersionOf[A any] struct {
+	VersionInfo
+	Child  ChildOf[A] `json:"child"`
+	Reason string     `json:"reason,omitempty"`
 }
 
 // ChildVersion is a child of any kind at one version.
-type ChildVersion struct {
-	VersionInfo
-	Child  Child  `json:"child"`
-	Reason string `json:"reason,omitempty"`
-}
+type ChildVersion = ChildVersionOf[map[string]any]
 
 // Children has the operations on a kind of children. C is a child, N a new one, D an edit and V a
 // version of its history.
 type Children[C Versioned, N, D, V any] struct {
 	core *core
-	kind func(context.Context) (childKind, error)
+	find func(context.Context) (childKind, error)
+}
+
+func (c Children[C, N, D, V]) kind(ctx context.Context) (childKind, error) {
+	if c.find == nil {
+		return childKind{}, ErrNoClient
+	}
+	return c.find(ctx)
 }
 
 func children[C Versioned, N, D, V any](c *core, k childKind) Children[C, N, D, V] {
@@ -262,29 +282,29 @@ type CommentWithThread struct {
 
 func (t *CommentWithThread) asOf() time.Time { return t.AsOf }
 
-// ChildTree has all children of an object of any kind.
-type ChildTree struct {
-	Items  []ChildInTree `json:"items"`
-	Thread *ThreadState  `json:"thread,omitempty"` // only of a moderated kind
-	AsOf   time.Time     `json:"as_of"`
+// ChildTreeOf has all children of an object of any kind.
+type ChildTreeOf[A any] struct {
+	Items  []ChildInTreeOf[A] `json:"items"`
+	Thread *ThreadState       `json:"thread,omitempty"` // only of a moderated kind
+	AsOf   time.Time          `json:"as_of"`
 }
 
-func (t *ChildTree) asOf() time.Time { return t.AsOf }
+func (t *ChildTreeOf[A]) asOf() time.Time { return t.AsOf }
 
-// ChildInTree is a child with its replies.
-type ChildInTree struct {
-	Child
-	Replies []ChildInTree `json:"replies,omitempty"`
+// ChildInTreeOf is a child with its replies.
+type ChildInTreeOf[A any] struct {
+	ChildOf[A]
+	Replies []ChildInTreeOf[A] `json:"replies,omitempty"`
 }
 
-// ChildWithThread is a child that was read by its permalink.
-type ChildWithThread struct {
-	Child
+// ChildWithThreadOf is a child that was read by its permalink.
+type ChildWithThreadOf[A any] struct {
+	ChildOf[A]
 	Thread *ThreadState `json:"thread,omitempty"` // only of a moderated kind
 	AsOf   time.Time    `json:"as_of"`
 }
 
-func (t *ChildWithThread) asOf() time.Time { return t.AsOf }
+func (t *ChildWithThreadOf[A]) asOf() time.Time { return t.AsOf }
 
 // ModeratedChildren has the operations on children that moderators decide on.
 type ModeratedChildren[C Versioned, N, D, V any] struct{ Children[C, N, D, V] }
@@ -365,16 +385,24 @@ func (c Comments) SettingsVersions(post ID, opts ...Option) *List[ThreadVersion]
 	return lazily[ThreadVersion](c.core, c.where(func(k childKind) string { return k.settings(post) + "/versions" }), false, opts)
 }
 
-// AnyChildren has the operations on a kind of children by its name. The API refuses thread
-// operations if the kind has no threads.
-type AnyChildren struct {
-	ThreadedChildren[Child, NewChild, ChildEdit, ChildVersion]
+// NamedChildren has the operations on a kind of children by its name. A is the type of its
+// attributes. The API refuses thread operations if the kind has no threads.
+type NamedChildren[A any] struct {
+	ThreadedChildren[ChildOf[A], NewChildOf[A], ChildEditOf[A], ChildVersionOf[A]]
 }
 
-// Children returns the operations on the kind of children of this name. It sends nothing. The first
-// operation reads the names of the kind's members from the API. It returns an *UnknownKindError if
-// the API has no such kind.
-func (c *Client) Children(kind string) AnyChildren {
+// AnyChildren has the operations on a kind of children by its name.
+type AnyChildren = NamedChildren[map[string]any]
+
+// Children is ChildrenOf with a map for the attributes.
+func (c *Calls) Children(kind string) AnyChildren { return ChildrenOf[map[string]any](c, kind) }
+
+// ChildrenOf returns the operations on the kind of children of this name, whose attributes a
+// program reads and writes as an A, like EdgesOf. It sends nothing. The first operation reads the
+// names of the kind's members from the API. It returns an *UnknownKindError if the API has no such
+// kind.
+func ChildrenOf[A any](by Caller, kind string) NamedChildren[A] {
+	c := by.calls()
 	find := func(ctx context.Context) (childKind, error) {
 		list, k, err := kindNamed(ctx, c.core, kind, func(l *KindList) []ChildKind { return l.Children })
 		if err != nil {
@@ -383,47 +411,47 @@ func (c *Client) Children(kind string) AnyChildren {
 		return childKind{name: k.Name, plural: k.Plural, parent: k.Parent, parentPath: list.plural(k.Parent),
 			names: names{k.Name + "_id": "child_id", k.Parent + "_id": "object_id", k.Name: "child"}}, nil
 	}
-	all := Children[Child, NewChild, ChildEdit, ChildVersion]{c.core, find}
-	moderated := ModeratedChildren[Child, NewChild, ChildEdit, ChildVersion]{all}
-	return AnyChildren{ThreadedChildren[Child, NewChild, ChildEdit, ChildVersion]{moderated}}
+	var all NamedChildren[A]
+	all.core, all.find = c.core, find
+	return all
 }
 
 // Summary counts the children of an object.
-func (a AnyChildren) Summary(ctx context.Context, object ID, opts ...Option) (ChildSummary, error) {
+func (a NamedChildren[A]) Summary(ctx context.Context, object ID, opts ...Option) (ChildSummary, error) {
 	return ask[ChildSummary](ctx, a.Children, func(k childKind) *call {
 		return newCall(http.MethodGet, k.summary(object), opts).projected()
 	})
 }
 
 // Tree reads all children of an object, up to 1,000.
-func (a AnyChildren) Tree(ctx context.Context, object ID, opts ...Option) (ChildTree, error) {
-	return ask[ChildTree](ctx, a.Children, func(k childKind) *call {
+func (a NamedChildren[A]) Tree(ctx context.Context, object ID, opts ...Option) (ChildTreeOf[A], error) {
+	return ask[ChildTreeOf[A]](ctx, a.Children, func(k childKind) *call {
 		return newCall(http.MethodGet, k.under(object)+"/tree", opts).projected()
 	})
 }
 
 // BySlug reads a child by its permalink.
-func (a AnyChildren) BySlug(ctx context.Context, object ID, slug string, opts ...Option) (ChildWithThread, error) {
-	return ask[ChildWithThread](ctx, a.Children, func(k childKind) *call {
+func (a NamedChildren[A]) BySlug(ctx context.Context, object ID, slug string, opts ...Option) (ChildWithThreadOf[A], error) {
+	return ask[ChildWithThreadOf[A]](ctx, a.Children, func(k childKind) *call {
 		return newCall(http.MethodGet, k.under(object)+"/by-slug/"+url.PathEscape(slug), opts).projected()
 	})
 }
 
 // Settings reads the settings for the children of an object from the truth.
-func (a AnyChildren) Settings(ctx context.Context, object ID, opts ...Option) (ChildSettings, error) {
+func (a NamedChildren[A]) Settings(ctx context.Context, object ID, opts ...Option) (ChildSettings, error) {
 	return ask[ChildSettings](ctx, a.Children, func(k childKind) *call { return newCall(http.MethodGet, k.settings(object), opts) })
 }
 
 // PutSettings replaces settings on the condition that they have not changed since they were read.
 // was names the object and the version. It needs the role moderate.
-func (a AnyChildren) PutSettings(ctx context.Context, was ChildSettings, settings NewSettings, opts ...Option) (ChildSettings, error) {
+func (a NamedChildren[A]) PutSettings(ctx context.Context, was ChildSettings, settings NewSettings, opts ...Option) (ChildSettings, error) {
 	return ask[ChildSettings](ctx, a.Children, func(k childKind) *call {
 		return guard(newCall(http.MethodPut, k.settings(was.Object), opts).json(settings), was.Version)
 	})
 }
 
 // SettingsVersions lists the versions of the settings for the children of an object, newest first.
-func (a AnyChildren) SettingsVersions(object ID, opts ...Option) *List[SettingsVersion] {
+func (a NamedChildren[A]) SettingsVersions(object ID, opts ...Option) *List[SettingsVersion] {
 	return lazily[SettingsVersion](a.core, func(ctx context.Context) (string, names, error) {
 		k, err := a.kind(ctx)
 		n := names{k.parent + "_id": "object_id"}

@@ -25,13 +25,24 @@ func IDOf[N ~int | ~int64](n N) ID { return event.IDOf(n) }
 // segment is the id in a path.
 func segment(id ID) string { return url.PathEscape(string(id)) }
 
-// Client calls the API. Make one with New and share it: it is safe for concurrent use.
-type Client struct {
+// Client calls the API. Make one with New and share it: it is safe for concurrent use. Every call
+// of a zero Client returns ErrNoClient.
+type Client struct{ Calls }
+
+// Calls has the operations that a Client and a Session have.
+type Calls struct {
 	BuiltinKinds
 	DLQ DLQ
 
 	core *core
 }
+
+func newCalls(c *core) Calls { return Calls{BuiltinKinds: builtinKinds(c), DLQ: DLQ{c}, core: c} }
+
+// Caller is a *Client or a *Session.
+type Caller interface{ calls() *Calls }
+
+func (c *Calls) calls() *Calls { return c }
 
 // core is shared by all services of a client.
 type core struct {
@@ -106,10 +117,12 @@ func New(baseURL string, with ...Setting) (*Client, error) {
 		h.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	}
 	s.http = &h
-	return newClient(&core{settings: s}), nil
+	return &Client{newCalls(&core{settings: s})}, nil
 }
 
 // Close closes idle connections. The client may be used afterwards.
-func (c *Client) Close() { c.core.http.CloseIdleConnections() }
-
-func newClient(c *core) *Client { return &Client{BuiltinKinds: builtinKinds(c), DLQ: DLQ{c}, core: c} }
+func (c *Client) Close() {
+	if c.core != nil {
+		c.core.http.CloseIdleConnections()
+	}
+}

@@ -63,32 +63,32 @@ func document(t *testing.T) object {
 const exampleUUID = "0196b2d4-7c3e-7b6a-9d2f-1a2b3c4d5e6f"
 
 // method calls the method of an operation and returns its result.
-type method func(ctx context.Context, c *client.Client, opts ...client.Option) (any, error)
+type method func(ctx context.Context, c *client.Calls, opts ...client.Option) (any, error)
 
 // typed makes a method from a function that returns a result.
-func typed[T any](f func(context.Context, *client.Client, []client.Option) (T, error)) method {
-	return func(ctx context.Context, c *client.Client, opts ...client.Option) (any, error) {
+func typed[T any](f func(context.Context, *client.Calls, []client.Option) (T, error)) method {
+	return func(ctx context.Context, c *client.Calls, opts ...client.Option) (any, error) {
 		return f(ctx, c, opts)
 	}
 }
 
 // bare makes a method from a function without a result.
-func bare(f func(context.Context, *client.Client, []client.Option) error) method {
-	return func(ctx context.Context, c *client.Client, opts ...client.Option) (any, error) {
+func bare(f func(context.Context, *client.Calls, []client.Option) error) method {
+	return func(ctx context.Context, c *client.Calls, opts ...client.Option) (any, error) {
 		return nil, f(ctx, c, opts)
 	}
 }
 
 // listed makes a method from a function that returns a list.
-func listed[T any](f func(*client.Client, []client.Option) *client.List[T]) method {
-	return func(ctx context.Context, c *client.Client, opts ...client.Option) (any, error) {
+func listed[T any](f func(*client.Calls, []client.Option) *client.List[T]) method {
+	return func(ctx context.Context, c *client.Calls, opts ...client.Option) (any, error) {
 		return f(c, opts).First(ctx)
 	}
 }
 
 // batched makes a method from a batch.
-func batched[T any](f func(context.Context, *client.Client, []client.Option) func(func(client.Outcome[T], error) bool)) method {
-	return func(ctx context.Context, c *client.Client, opts ...client.Option) (any, error) {
+func batched[T any](f func(context.Context, *client.Calls, []client.Option) func(func(client.Outcome[T], error) bool)) method {
+	return func(ctx context.Context, c *client.Calls, opts ...client.Option) (any, error) {
 		var last any
 		for o, err := range f(ctx, c, opts) {
 			if err != nil {
@@ -101,29 +101,29 @@ func batched[T any](f func(context.Context, *client.Client, []client.Option) fun
 }
 
 // objectMethods returns the methods about many objects.
-func objectMethods[T, N any](all map[string]method, plural string, id client.ID, of func(*client.Client) client.Objects[T, N]) {
-	all["count-"+plural] = typed(func(ctx context.Context, c *client.Client, o []client.Option) ([]client.Counted[N], error) {
+func objectMethods[T, N any](all map[string]method, plural string, id client.ID, of func(*client.Calls) client.Objects[T, N]) {
+	all["count-"+plural] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) ([]client.Counted[N], error) {
 		return of(c).CountsOf(ctx, []client.ID{id}, o...)
 	})
 }
 
 // edgeMethods returns the methods of every kind of edges.
 func edgeMethods[E, R, V any](all map[string]method, put, get, remove, versions, plural string, to client.ID,
-	of func(*client.Client) client.Edges[E, R, V]) {
-	all[put] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (E, error) {
+	of func(*client.Calls) client.Edges[E, R, V]) {
+	all[put] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) (E, error) {
 		return of(c).Put(ctx, "7", to, o...)
 	})
-	all[get] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (E, error) {
+	all[get] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) (E, error) {
 		return of(c).Get(ctx, "7", to, o...)
 	})
-	all[remove] = bare(func(ctx context.Context, c *client.Client, o []client.Option) error {
+	all[remove] = bare(func(ctx context.Context, c *client.Calls, o []client.Option) error {
 		return of(c).Remove(ctx, "7", to, o...)
 	})
-	all[versions] = listed(func(c *client.Client, o []client.Option) *client.List[V] { return of(c).Versions("7", to, o...) })
-	all["check-"+plural] = typed(func(ctx context.Context, c *client.Client, o []client.Option) ([]R, error) {
+	all[versions] = listed(func(c *client.Calls, o []client.Option) *client.List[V] { return of(c).Versions("7", to, o...) })
+	all["check-"+plural] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) ([]R, error) {
 		return of(c).Check(ctx, []client.Pair{{From: "7", To: to}}, o...)
 	})
-	all["batch-"+plural] = batched(func(ctx context.Context, c *client.Client,
+	all["batch-"+plural] = batched(func(ctx context.Context, c *client.Calls,
 		o []client.Option) func(func(client.Outcome[E], error) bool) {
 		return of(c).Batch(ctx, slices.Values([]client.Operation[E]{of(c).PutOp("7", to), of(c).RemoveOp("7", to)}), o...)
 	})
@@ -131,23 +131,23 @@ func edgeMethods[E, R, V any](all map[string]method, put, get, remove, versions,
 
 // childMethods returns the methods of every kind of children.
 func childMethods[C client.Versioned, N, D, V any](all map[string]method, name, versions, byUser string,
-	of func(*client.Client) client.Children[C, N, D, V], created N, was C, edit D) {
-	all["create-"+name] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (C, error) {
+	of func(*client.Calls) client.Children[C, N, D, V], created N, was C, edit D) {
+	all["create-"+name] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) (C, error) {
 		return of(c).Create(ctx, "5", created, o...)
 	})
-	all["get-"+name] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (C, error) {
+	all["get-"+name] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) (C, error) {
 		return of(c).Get(ctx, exampleUUID, o...)
 	})
-	all["edit-"+name] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (C, error) {
+	all["edit-"+name] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) (C, error) {
 		return of(c).Edit(ctx, was, edit, o...)
 	})
-	all["delete-"+name] = bare(func(ctx context.Context, c *client.Client, o []client.Option) error {
+	all["delete-"+name] = bare(func(ctx context.Context, c *client.Calls, o []client.Option) error {
 		return of(c).Delete(ctx, was, o...)
 	})
-	all["list-"+name+"s"] = listed(func(c *client.Client, o []client.Option) *client.List[C] { return of(c).List("5", o...) })
-	all[byUser] = listed(func(c *client.Client, o []client.Option) *client.List[C] { return of(c).ByUser("7", o...) })
-	all[versions] = listed(func(c *client.Client, o []client.Option) *client.List[V] { return of(c).Versions(exampleUUID, o...) })
-	all["batch-"+name+"s"] = batched(func(ctx context.Context, c *client.Client,
+	all["list-"+name+"s"] = listed(func(c *client.Calls, o []client.Option) *client.List[C] { return of(c).List("5", o...) })
+	all[byUser] = listed(func(c *client.Calls, o []client.Option) *client.List[C] { return of(c).ByUser("7", o...) })
+	all[versions] = listed(func(c *client.Calls, o []client.Option) *client.List[V] { return of(c).Versions(exampleUUID, o...) })
+	all["batch-"+name+"s"] = batched(func(ctx context.Context, c *client.Calls,
 		o []client.Option) func(func(client.Outcome[C], error) bool) {
 		return of(c).Batch(ctx, slices.Values([]client.Operation[C]{of(c).CreateOp("5", created), of(c).EditOp(was, edit),
 			of(c).DeleteOp(was)}), o...)
@@ -158,277 +158,277 @@ func childMethods[C client.Versioned, N, D, V any](all map[string]method, name, 
 func methods() map[string]method {
 	all := make(map[string]method)
 	edgeMethods(all, "put-follow", "get-follow", "remove-follow", "list-follow-versions", "follows", "42",
-		func(c *client.Client) client.Edges[client.Follow, client.FollowRelation, client.FollowVersion] {
+		func(c *client.Calls) client.Edges[client.Follow, client.FollowRelation, client.FollowVersion] {
 			return c.Follows.Edges
 		})
 	edgeMethods(all, "put-like", "get-like", "remove-like", "list-like-versions", "likes", "42",
-		func(c *client.Client) client.Edges[client.Like, client.LikeRelation, client.LikeVersion] {
+		func(c *client.Calls) client.Edges[client.Like, client.LikeRelation, client.LikeVersion] {
 			return c.Likes.Edges
 		})
 	edgeMethods(all, "put-share", "get-share", "remove-share", "list-share-versions", "shares", "42",
-		func(c *client.Client) client.Edges[client.Share, client.ShareRelation, client.ShareVersion] {
+		func(c *client.Calls) client.Edges[client.Share, client.ShareRelation, client.ShareVersion] {
 			return c.Shares.Edges
 		})
 	edgeMethods(all, "put-membership", "get-membership", "remove-membership", "list-membership-versions", "memberships", "42",
-		func(c *client.Client) client.Edges[client.Membership, client.MembershipRelation, client.MembershipVersion] {
+		func(c *client.Calls) client.Edges[client.Membership, client.MembershipRelation, client.MembershipVersion] {
 			return c.Memberships.Edges
 		})
 	edgeMethods(all, "put-like-comment", "get-like-comment", "remove-like-comment", "list-like-comment-versions", "comment-likes",
 		exampleUUID,
-		func(c *client.Client) client.Edges[client.LikeComment, client.LikeCommentRelation, client.LikeCommentVersion] {
+		func(c *client.Calls) client.Edges[client.LikeComment, client.LikeCommentRelation, client.LikeCommentVersion] {
 			return c.CommentLikes.Edges
 		})
 	edgeMethods(all, "put-vote", "get-vote", "remove-vote", "list-vote-versions", "votes", exampleUUID,
-		func(c *client.Client) client.Edges[client.Vote, client.VoteRelation, client.VoteVersion] {
+		func(c *client.Calls) client.Edges[client.Vote, client.VoteRelation, client.VoteVersion] {
 			return c.Votes.Edges
 		})
 	up := client.VoteChanges{Value: 1}
-	all["put-vote"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.Vote, error) {
+	all["put-vote"] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) (client.Vote, error) {
 		return c.Votes.PutWith(ctx, "7", exampleUUID, up, append(o, client.IfMatch(3))...)
 	})
-	all["patch-vote"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.Vote, error) {
+	all["patch-vote"] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) (client.Vote, error) {
 		vote := client.Vote{UserID: "7", CommentID: exampleUUID, EdgeState: client.EdgeState{Version: 3}}
 		return c.Votes.Patch(ctx, vote, up, o...)
 	})
-	all["remove-vote"] = bare(func(ctx context.Context, c *client.Client, o []client.Option) error {
+	all["remove-vote"] = bare(func(ctx context.Context, c *client.Calls, o []client.Option) error {
 		return c.Votes.Remove(ctx, "7", exampleUUID, append(o, client.IfMatchAny())...)
 	})
-	all["batch-votes"] = batched(func(ctx context.Context, c *client.Client,
+	all["batch-votes"] = batched(func(ctx context.Context, c *client.Calls,
 		o []client.Option) func(func(client.Outcome[client.Vote], error) bool) {
 		return c.Votes.Batch(ctx, slices.Values([]client.Operation[client.Vote]{c.Votes.PutWithOp("7", exampleUUID, up).IfVersion(3),
 			c.Votes.RemoveOp("7", exampleUUID).IfAny()}), o...)
 	})
-	all["list-comment-likers"] = listed(func(c *client.Client, o []client.Option) *client.List[client.UserEntry] {
+	all["list-comment-likers"] = listed(func(c *client.Calls, o []client.Option) *client.List[client.UserEntry] {
 		return c.CommentLikes.Likers(exampleUUID, o...)
 	})
-	all["list-user-liked-comments"] = listed(func(c *client.Client, o []client.Option) *client.List[client.CommentEntry] {
+	all["list-user-liked-comments"] = listed(func(c *client.Calls, o []client.Option) *client.List[client.CommentEntry] {
 		return c.CommentLikes.LikedComments("7", o...)
 	})
-	all["list-comment-voters"] = listed(func(c *client.Client, o []client.Option) *client.List[client.VoterEntry] {
+	all["list-comment-voters"] = listed(func(c *client.Calls, o []client.Option) *client.List[client.VoterEntry] {
 		return c.Votes.Voters(exampleUUID, o...)
 	})
-	all["list-user-voted-comments"] = listed(func(c *client.Client, o []client.Option) *client.List[client.VotedCommentEntry] {
+	all["list-user-voted-comments"] = listed(func(c *client.Calls, o []client.Option) *client.List[client.VotedCommentEntry] {
 		return c.Votes.VotedComments("7", o...)
 	})
 	owner, member := client.MembershipChanges{Role: "owner"},
 		client.Membership{UserID: "7", GroupID: "42", EdgeState: client.EdgeState{Version: 3}}
-	all["put-membership"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.Membership, error) {
+	all["put-membership"] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) (client.Membership, error) {
 		return c.Memberships.PutWith(ctx, "7", "42", owner, append(o, client.IfMatch(3))...)
 	})
-	all["patch-membership"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.Membership, error) {
+	all["patch-membership"] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) (client.Membership, error) {
 		return c.Memberships.Patch(ctx, member, owner, o...)
 	})
-	all["remove-membership"] = bare(func(ctx context.Context, c *client.Client, o []client.Option) error {
+	all["remove-membership"] = bare(func(ctx context.Context, c *client.Calls, o []client.Option) error {
 		return c.Memberships.Remove(ctx, "7", "42", append(o, client.IfMatchAny())...)
 	})
-	all["batch-memberships"] = batched(func(ctx context.Context, c *client.Client,
+	all["batch-memberships"] = batched(func(ctx context.Context, c *client.Calls,
 		o []client.Option) func(func(client.Outcome[client.Membership], error) bool) {
 		m := c.Memberships
 		return m.Batch(ctx, slices.Values([]client.Operation[client.Membership]{m.PutWithOp("7", "42", owner).IfVersion(3),
 			m.RemoveOp("7", "42").IfAny()}), o...)
 	})
-	all["list-user-followers"] = listed(func(c *client.Client, o []client.Option) *client.List[client.UserEntry] {
+	all["list-user-followers"] = listed(func(c *client.Calls, o []client.Option) *client.List[client.UserEntry] {
 		return c.Follows.Followers("7", o...)
 	})
-	all["list-user-following"] = listed(func(c *client.Client, o []client.Option) *client.List[client.UserEntry] {
+	all["list-user-following"] = listed(func(c *client.Calls, o []client.Option) *client.List[client.UserEntry] {
 		return c.Follows.Following("7", o...)
 	})
-	all["list-post-likers"] = listed(func(c *client.Client, o []client.Option) *client.List[client.UserEntry] {
+	all["list-post-likers"] = listed(func(c *client.Calls, o []client.Option) *client.List[client.UserEntry] {
 		return c.Likes.Likers("7", o...)
 	})
-	all["list-user-likes"] = listed(func(c *client.Client, o []client.Option) *client.List[client.PostEntry] {
+	all["list-user-likes"] = listed(func(c *client.Calls, o []client.Option) *client.List[client.PostEntry] {
 		return c.Likes.ByUser("7", o...)
 	})
-	all["list-post-sharers"] = listed(func(c *client.Client, o []client.Option) *client.List[client.UserEntry] {
+	all["list-post-sharers"] = listed(func(c *client.Calls, o []client.Option) *client.List[client.UserEntry] {
 		return c.Shares.Sharers("7", o...)
 	})
-	all["list-user-shares"] = listed(func(c *client.Client, o []client.Option) *client.List[client.PostEntry] {
+	all["list-user-shares"] = listed(func(c *client.Calls, o []client.Option) *client.List[client.PostEntry] {
 		return c.Shares.ByUser("7", o...)
 	})
-	all["list-group-members"] = listed(func(c *client.Client, o []client.Option) *client.List[client.MemberEntry] {
+	all["list-group-members"] = listed(func(c *client.Calls, o []client.Option) *client.List[client.MemberEntry] {
 		return c.Memberships.Members("7", o...)
 	})
-	all["list-user-groups"] = listed(func(c *client.Client, o []client.Option) *client.List[client.GroupEntry] {
+	all["list-user-groups"] = listed(func(c *client.Calls, o []client.Option) *client.List[client.GroupEntry] {
 		return c.Memberships.Groups("7", o...)
 	})
 
 	at := client.ChildState{Version: 3}
 	comment := client.Comment{CommentID: exampleUUID, ChildState: at}
 	childMethods(all, "comment", "list-comment-versions", "list-user-comments",
-		func(c *client.Client) client.Children[client.Comment, client.NewComment, client.CommentEdit, client.CommentVersion] {
+		func(c *client.Calls) client.Children[client.Comment, client.NewComment, client.CommentEdit, client.CommentVersion] {
 			return c.Comments.Children
 		},
 		client.NewComment{AuthorID: "3", Body: "Well said.", ParentID: exampleUUID}, comment, client.CommentEdit{Body: "Well put."})
 	childMethods(all, "message", "list-message-versions", "list-user-messages",
-		func(c *client.Client) client.Children[client.Message, client.NewMessage, client.MessageEdit, client.MessageVersion] {
+		func(c *client.Calls) client.Children[client.Message, client.NewMessage, client.MessageEdit, client.MessageVersion] {
 			return c.Messages.Children
 		},
 		client.NewMessage{AuthorID: "3", Body: "Hello."}, client.Message{MessageID: exampleUUID, ChildState: at},
 		client.MessageEdit{Body: "Hi."})
 	childMethods(all, "review", "list-review-versions", "list-user-reviews",
-		func(c *client.Client) client.Children[client.Review, client.NewReview, client.ReviewEdit, client.ReviewVersion] {
+		func(c *client.Calls) client.Children[client.Review, client.NewReview, client.ReviewEdit, client.ReviewVersion] {
 			return c.Reviews.Children
 		},
 		client.NewReview{AuthorID: "3", Body: "Good.", Attributes: client.ReviewAttributes{Rating: 5}},
 		client.Review{ReviewID: exampleUUID, ChildState: at},
 		client.ReviewEdit{Body: "Fine.", Attributes: &client.ReviewChanges{Rating: 4}})
-	all["moderate-message"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.Message, error) {
+	all["moderate-message"] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) (client.Message, error) {
 		return c.Messages.Moderate(ctx, client.Message{MessageID: exampleUUID, ChildState: at},
 			client.Moderation{State: "HIDDEN", Reason: "spam"}, o...)
 	})
-	all["list-pending-messages"] = listed(func(c *client.Client, o []client.Option) *client.List[client.Message] {
+	all["list-pending-messages"] = listed(func(c *client.Calls, o []client.Option) *client.List[client.Message] {
 		return c.Messages.Pending(o...)
 	})
-	all["get-message-settings"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.MessageSettings, error) {
+	all["get-message-settings"] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) (client.MessageSettings, error) {
 		return c.Messages.Settings(ctx, "5", o...)
 	})
-	all["put-message-settings"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.MessageSettings, error) {
+	all["put-message-settings"] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) (client.MessageSettings, error) {
 		return c.Messages.PutSettings(ctx, client.MessageSettings{ConversationID: "5", ThreadState: client.ThreadState{Version: 3}},
 			client.NewSettings{Locked: true, Title: "News"}, o...)
 	})
-	all["list-message-settings-versions"] = listed(func(c *client.Client, o []client.Option) *client.List[client.MessageSettingsVersion] {
+	all["list-message-settings-versions"] = listed(func(c *client.Calls, o []client.Option) *client.List[client.MessageSettingsVersion] {
 		return c.Messages.SettingsVersions("5", o...)
 	})
-	all["moderate-review"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.Review, error) {
+	all["moderate-review"] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) (client.Review, error) {
 		return c.Reviews.Moderate(ctx, client.Review{ReviewID: exampleUUID, ChildState: at},
 			client.Moderation{State: "HIDDEN", Reason: "spam"}, o...)
 	})
-	all["list-pending-reviews"] = listed(func(c *client.Client, o []client.Option) *client.List[client.Review] {
+	all["list-pending-reviews"] = listed(func(c *client.Calls, o []client.Option) *client.List[client.Review] {
 		return c.Reviews.Pending(o...)
 	})
-	all["get-review-settings"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.ReviewSettings, error) {
+	all["get-review-settings"] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) (client.ReviewSettings, error) {
 		return c.Reviews.Settings(ctx, "5", o...)
 	})
-	all["put-review-settings"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.ReviewSettings, error) {
+	all["put-review-settings"] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) (client.ReviewSettings, error) {
 		return c.Reviews.PutSettings(ctx, client.ReviewSettings{ProductID: "5", ThreadState: client.ThreadState{Version: 3}},
 			client.NewSettings{Locked: true, Title: "News"}, o...)
 	})
-	all["list-review-settings-versions"] = listed(func(c *client.Client, o []client.Option) *client.List[client.ReviewSettingsVersion] {
+	all["list-review-settings-versions"] = listed(func(c *client.Calls, o []client.Option) *client.List[client.ReviewSettingsVersion] {
 		return c.Reviews.SettingsVersions("5", o...)
 	})
-	all["list-comment-replies"] = listed(func(c *client.Client, o []client.Option) *client.List[client.Comment] {
+	all["list-comment-replies"] = listed(func(c *client.Calls, o []client.Option) *client.List[client.Comment] {
 		return c.Comments.Replies(exampleUUID, o...)
 	})
-	all["list-pending-comments"] = listed(func(c *client.Client, o []client.Option) *client.List[client.Comment] {
+	all["list-pending-comments"] = listed(func(c *client.Calls, o []client.Option) *client.List[client.Comment] {
 		return c.Comments.Pending(o...)
 	})
-	all["moderate-comment"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.Comment, error) {
+	all["moderate-comment"] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) (client.Comment, error) {
 		return c.Comments.Moderate(ctx, comment, client.Moderation{State: "HIDDEN", Reason: "off topic"}, o...)
 	})
-	all["get-comment-summary"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.CommentSummary, error) {
+	all["get-comment-summary"] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) (client.CommentSummary, error) {
 		return c.Comments.Summary(ctx, "5", o...)
 	})
-	all["get-message-summary"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.MessageSummary, error) {
+	all["get-message-summary"] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) (client.MessageSummary, error) {
 		return c.Messages.Summary(ctx, "5", o...)
 	})
-	all["get-review-summary"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.ReviewSummary, error) {
+	all["get-review-summary"] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) (client.ReviewSummary, error) {
 		return c.Reviews.Summary(ctx, "5", o...)
 	})
-	all["get-comment-tree"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.CommentTree, error) {
+	all["get-comment-tree"] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) (client.CommentTree, error) {
 		return c.Comments.Tree(ctx, "5", o...)
 	})
-	all["get-comment-by-slug"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.CommentWithThread, error) {
+	all["get-comment-by-slug"] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) (client.CommentWithThread, error) {
 		return c.Comments.BySlug(ctx, "5", "well-said", o...)
 	})
-	all["get-thread"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.ThreadSettings, error) {
+	all["get-thread"] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) (client.ThreadSettings, error) {
 		return c.Comments.Settings(ctx, "5", o...)
 	})
-	all["put-thread"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.ThreadSettings, error) {
+	all["put-thread"] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) (client.ThreadSettings, error) {
 		return c.Comments.PutSettings(ctx, client.ThreadSettings{PostID: "5", ThreadState: client.ThreadState{Version: 3}},
 			client.NewSettings{Locked: true, Title: "News"}, o...)
 	})
-	all["list-thread-versions"] = listed(func(c *client.Client, o []client.Option) *client.List[client.ThreadVersion] {
+	all["list-thread-versions"] = listed(func(c *client.Calls, o []client.Option) *client.List[client.ThreadVersion] {
 		return c.Comments.SettingsVersions("5", o...)
 	})
 
-	all["get-user-counts"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.UserCounts, error) {
+	all["get-user-counts"] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) (client.UserCounts, error) {
 		return c.Users.Counts(ctx, "7", o...)
 	})
-	all["get-post-counts"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.PostCounts, error) {
+	all["get-post-counts"] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) (client.PostCounts, error) {
 		return c.Posts.Counts(ctx, "7", o...)
 	})
-	all["get-group-counts"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.GroupCounts, error) {
+	all["get-group-counts"] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) (client.GroupCounts, error) {
 		return c.Groups.Counts(ctx, "7", o...)
 	})
-	all["get-product-counts"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.ProductCounts, error) {
+	all["get-product-counts"] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) (client.ProductCounts, error) {
 		return c.Products.Counts(ctx, "7", o...)
 	})
-	all["get-conversation-counts"] = typed(func(ctx context.Context, c *client.Client,
+	all["get-conversation-counts"] = typed(func(ctx context.Context, c *client.Calls,
 		o []client.Option) (client.ConversationCounts, error) {
 		return c.Conversations.Counts(ctx, "7", o...)
 	})
-	objectMethods(all, "users", "7", func(c *client.Client) client.Objects[client.UserCounts, client.UserNumbers] {
+	objectMethods(all, "users", "7", func(c *client.Calls) client.Objects[client.UserCounts, client.UserNumbers] {
 		return c.Users.Objects
 	})
-	objectMethods(all, "posts", "7", func(c *client.Client) client.Objects[client.PostCounts, client.PostNumbers] {
+	objectMethods(all, "posts", "7", func(c *client.Calls) client.Objects[client.PostCounts, client.PostNumbers] {
 		return c.Posts.Objects
 	})
-	objectMethods(all, "groups", "7", func(c *client.Client) client.Objects[client.GroupCounts, client.GroupNumbers] {
+	objectMethods(all, "groups", "7", func(c *client.Calls) client.Objects[client.GroupCounts, client.GroupNumbers] {
 		return c.Groups.Objects
 	})
-	objectMethods(all, "products", "7", func(c *client.Client) client.Objects[client.ProductCounts, client.ProductNumbers] {
+	objectMethods(all, "products", "7", func(c *client.Calls) client.Objects[client.ProductCounts, client.ProductNumbers] {
 		return c.Products
 	})
 	objectMethods(all, "conversations", "7",
-		func(c *client.Client) client.Objects[client.ConversationCounts, client.ConversationNumbers] {
+		func(c *client.Calls) client.Objects[client.ConversationCounts, client.ConversationNumbers] {
 			return c.Conversations
 		})
 	const commented = "0196b2d4-7c00-7000-8000-000000000001"
-	objectMethods(all, "comments", commented, func(c *client.Client) client.Objects[client.CommentCounts, client.CommentNumbers] {
+	objectMethods(all, "comments", commented, func(c *client.Calls) client.Objects[client.CommentCounts, client.CommentNumbers] {
 		return c.Comments.Objects
 	})
-	all["get-comment-counts"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.CommentCounts, error) {
+	all["get-comment-counts"] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) (client.CommentCounts, error) {
 		return c.Comments.Counts(ctx, commented, o...)
 	})
-	all["check-comments"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) ([]client.CommentCheck, error) {
+	all["check-comments"] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) ([]client.CommentCheck, error) {
 		return c.Comments.Check(ctx, "7", []client.ID{commented}, []string{"vote"}, o...)
 	})
-	all["check-users"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) ([]client.UserCheck, error) {
+	all["check-users"] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) ([]client.UserCheck, error) {
 		return c.Users.Check(ctx, "7", []client.ID{"42"}, []string{"follow"}, o...)
 	})
-	all["check-posts"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) ([]client.PostCheck, error) {
+	all["check-posts"] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) ([]client.PostCheck, error) {
 		return c.Posts.Check(ctx, "7", []client.ID{"42"}, []string{"like"}, o...)
 	})
-	all["check-groups"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) ([]client.GroupCheck, error) {
+	all["check-groups"] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) ([]client.GroupCheck, error) {
 		return c.Groups.Check(ctx, "7", []client.ID{"42"}, []string{"membership"}, o...)
 	})
-	all["list-user-mutuals"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.Mutuals, error) {
+	all["list-user-mutuals"] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) (client.Mutuals, error) {
 		return c.Users.Mutuals(ctx, "7", "8", o...)
 	})
 	which := client.EdgesToRemove{Kinds: []string{"any"}, Direction: "both"}
-	all["remove-user-edges"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.EdgeRemoval, error) {
+	all["remove-user-edges"] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) (client.EdgeRemoval, error) {
 		return c.Users.RemoveEdges(ctx, "7", which, o...)
 	})
-	all["remove-post-edges"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.EdgeRemoval, error) {
+	all["remove-post-edges"] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) (client.EdgeRemoval, error) {
 		return c.Posts.RemoveEdges(ctx, "7", which, o...)
 	})
-	all["remove-group-edges"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.EdgeRemoval, error) {
+	all["remove-group-edges"] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) (client.EdgeRemoval, error) {
 		return c.Groups.RemoveEdges(ctx, "7", which, o...)
 	})
-	all["remove-comment-edges"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.EdgeRemoval, error) {
+	all["remove-comment-edges"] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) (client.EdgeRemoval, error) {
 		return c.Comments.RemoveEdges(ctx, exampleUUID, which, o...)
 	})
-	all["get-edge-removal"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.EdgeRemoval, error) {
+	all["get-edge-removal"] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) (client.EdgeRemoval, error) {
 		return c.EdgeRemoval(ctx, exampleUUID, o...)
 	})
-	all["list-kinds"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.KindList, error) {
+	all["list-kinds"] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) (client.KindList, error) {
 		return c.Kinds(ctx, o...)
 	})
 
-	exports := map[string]func(*client.Client, ...client.Option) *client.Export{
-		"follows":       func(c *client.Client, o ...client.Option) *client.Export { return c.Follows.Export(o...) },
-		"likes":         func(c *client.Client, o ...client.Option) *client.Export { return c.Likes.Export(o...) },
-		"shares":        func(c *client.Client, o ...client.Option) *client.Export { return c.Shares.Export(o...) },
-		"memberships":   func(c *client.Client, o ...client.Option) *client.Export { return c.Memberships.Export(o...) },
-		"comment-likes": func(c *client.Client, o ...client.Option) *client.Export { return c.CommentLikes.Export(o...) },
-		"votes":         func(c *client.Client, o ...client.Option) *client.Export { return c.Votes.Export(o...) },
-		"comments":      func(c *client.Client, o ...client.Option) *client.Export { return c.Comments.Export(o...) },
-		"messages":      func(c *client.Client, o ...client.Option) *client.Export { return c.Messages.Export(o...) },
-		"reviews":       func(c *client.Client, o ...client.Option) *client.Export { return c.Reviews.Export(o...) },
-		"threads":       func(c *client.Client, o ...client.Option) *client.Export { return c.ExportSettings(o...) },
+	exports := map[string]func(*client.Calls, ...client.Option) *client.Export{
+		"follows":       func(c *client.Calls, o ...client.Option) *client.Export { return c.Follows.Export(o...) },
+		"likes":         func(c *client.Calls, o ...client.Option) *client.Export { return c.Likes.Export(o...) },
+		"shares":        func(c *client.Calls, o ...client.Option) *client.Export { return c.Shares.Export(o...) },
+		"memberships":   func(c *client.Calls, o ...client.Option) *client.Export { return c.Memberships.Export(o...) },
+		"comment-likes": func(c *client.Calls, o ...client.Option) *client.Export { return c.CommentLikes.Export(o...) },
+		"votes":         func(c *client.Calls, o ...client.Option) *client.Export { return c.Votes.Export(o...) },
+		"comments":      func(c *client.Calls, o ...client.Option) *client.Export { return c.Comments.Export(o...) },
+		"messages":      func(c *client.Calls, o ...client.Option) *client.Export { return c.Messages.Export(o...) },
+		"reviews":       func(c *client.Calls, o ...client.Option) *client.Export { return c.Reviews.Export(o...) },
+		"threads":       func(c *client.Calls, o ...client.Option) *client.Export { return c.ExportSettings(o...) },
 	}
 	for plural, export := range exports {
-		all["export-"+plural] = func(ctx context.Context, c *client.Client, o ...client.Option) (any, error) {
+		all["export-"+plural] = func(ctx context.Context, c *client.Calls, o ...client.Option) (any, error) {
 			x := export(c, append(o, client.ExportLines(7))...).Resume("cursor", "7,42")
 			for _, err := range x.All(ctx) {
 				if err != nil {
@@ -441,16 +441,16 @@ func methods() map[string]method {
 
 	filter := client.DLQFilter{AggregateType: "follow", AggregateID: "7", EventType: "created",
 		DeadBefore: time.Now(), DeadAfter: time.Now()}
-	all["list-dlq-messages"] = listed(func(c *client.Client, o []client.Option) *client.List[client.DeadMessage] {
+	all["list-dlq-messages"] = listed(func(c *client.Calls, o []client.Option) *client.List[client.DeadMessage] {
 		return c.DLQ.List(filter, o...)
 	})
-	all["get-dlq-message"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.DeadMessageFull, error) {
+	all["get-dlq-message"] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) (client.DeadMessageFull, error) {
 		return c.DLQ.Get(ctx, 7, o...)
 	})
-	all["retry-dlq-message"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.DLQAction, error) {
+	all["retry-dlq-message"] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) (client.DLQAction, error) {
 		return c.DLQ.Retry(ctx, 7, "mended", o...)
 	})
-	all["discard-dlq-message"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.DLQAction, error) {
+	all["discard-dlq-message"] = typed(func(ctx context.Context, c *client.Calls, o []client.Option) (client.DLQAction, error) {
 		return c.DLQ.Discard(ctx, 7, "test", o...)
 	})
 	return all
@@ -554,7 +554,7 @@ func (c *conformance) operation(t *testing.T, verb, path, id string, op object, 
 	}
 	session := cl.Session("a-token")
 	c.request = nil
-	got, err := call(t.Context(), session.Client, append(opts, client.Actor("alice"), client.Header("traceparent", "00-1"))...)
+	got, err := call(t.Context(), &session.Calls, append(opts, client.Actor("alice"), client.Header("traceparent", "00-1"))...)
 	if c.request == nil {
 		c.differs("%s: nothing was sent: %v", id, err)
 		return

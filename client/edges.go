@@ -30,13 +30,16 @@ type EdgeState struct {
 	UpdatedAt    time.Time `json:"updated_at"`
 }
 
-// Edge is an edge of any kind.
-type Edge struct {
+// EdgeOf is an edge of any kind, with attributes A.
+type EdgeOf[A any] struct {
 	From ID `json:"from_id"`
 	To   ID `json:"to_id"`
 	EdgeState
-	Attributes map[string]any `json:"attributes,omitempty"`
+	Attributes A `json:"attributes,omitempty"`
 }
+
+// Edge is an edge of any kind.
+type Edge = EdgeOf[map[string]any]
 
 // VersionedEdge is an edge with attributes. Ends returns its ends, and the version on which a
 // change of it is conditional.
@@ -45,7 +48,7 @@ type VersionedEdge interface {
 }
 
 // Ends implements VersionedEdge.
-func (e Edge) Ends() (from, to ID, version int64) { return e.From, e.To, e.Version }
+func (e EdgeOf[A]) Ends() (from, to ID, version int64) { return e.From, e.To, e.Version }
 
 // VersionInfo has the metadata of a version: who made it, and when.
 type VersionInfo struct {
@@ -56,11 +59,14 @@ type VersionInfo struct {
 	At           time.Time `json:"at"`
 }
 
-// EdgeVersion is an edge of any kind at one version.
-type EdgeVersion struct {
+// EdgeVersionOf is an edge of any kind at one version.
+type EdgeVersionOf[A any] struct {
 	VersionInfo
-	Edge Edge `json:"edge"`
+	Edge EdgeOf[A] `json:"edge"`
 }
+
+// EdgeVersion is an edge of any kind at one version.
+type EdgeVersion = EdgeVersionOf[map[string]any]
 
 // Relation says whether an edge of any kind exists.
 type Relation struct {
@@ -71,18 +77,28 @@ type Relation struct {
 	PositionedAt time.Time `json:"positioned_at,omitzero"` // when Active last became true
 }
 
-// Entry is an object in a list of edges of any kind.
-type Entry struct {
-	Object       ID             `json:"object_id"`
-	PositionedAt time.Time      `json:"positioned_at"` // the list's order, newest first
-	Attributes   map[string]any `json:"attributes,omitempty"`
+// EntryOf is an object in a list of edges of any kind, with the attributes of its edge.
+type EntryOf[A any] struct {
+	Object       ID        `json:"object_id"`
+	PositionedAt time.Time `json:"positioned_at"` // the list's order, newest first
+	Attributes   A         `json:"attributes,omitempty"`
 }
+
+// Entry is an object in a list of edges of any kind.
+type Entry = EntryOf[map[string]any]
 
 // Edges has the operations on a kind of edges. E is an edge, R a result of Check and V a version of
 // its history.
 type Edges[E, R, V any] struct {
 	core *core
-	kind func(context.Context) (edgeKind, error)
+	find func(context.Context) (edgeKind, error)
+}
+
+func (e Edges[E, R, V]) kind(ctx context.Context) (edgeKind, error) {
+	if e.find == nil {
+		return edgeKind{}, ErrNoClient
+	}
+	return e.find(ctx)
 }
 
 func edges[E, R, V any](c *core, k edgeKind) Edges[E, R, V] {
@@ -200,15 +216,25 @@ func (e AttributedEdges[E, R, V, A]) Patch(ctx context.Context, edge E, changes 
 	return e.send(ctx, http.MethodPatch, from, to, changes, opts, func(k *call) { k.matching(version) })
 }
 
-// AnyEdges has the operations on a kind of edges by its name.
-type AnyEdges struct {
-	AttributedEdges[Edge, Relation, EdgeVersion, map[string]any]
+// NamedEdges has the operations on a kind of edges by its name. A is the type of its attributes.
+type NamedEdges[A any] struct {
+	AttributedEdges[EdgeOf[A], Relation, EdgeVersionOf[A], A]
 }
 
-// Edges returns the operations on the kind of edges of this name. It sends nothing. The first
-// operation reads the names of the kind's members from the API. It returns an *UnknownKindError if
-// the API has no such kind.
-func (c *Client) Edges(kind string) AnyEdges {
+// AnyEdges has the operations on a kind of edges by its name.
+type AnyEdges = NamedEdges[map[string]any]
+
+// Edges is EdgesOf with a map for the attributes.
+func (c *Calls) Edges(kind string) AnyEdges { return EdgesOf[map[string]any](c, kind) }
+
+// EdgesOf returns the operations on the kind of edges of this name, whose attributes a program
+// reads and writes as an A. JSON encodes and decodes A, which is a struct or a map. PutWith and
+// Patch write the members that A encodes: give them omitempty, or Patch changes all.
+//
+// It sends nothing. The first operation reads the names of the kind's members from the API. It
+// returns an *UnknownKindError if the API has no such kind.
+func EdgesOf[A any](by Caller, kind string) NamedEdges[A] {
+	c := by.calls()
 	find := func(ctx context.Context) (edgeKind, error) {
 		list, e, err := kindNamed(ctx, c.core, kind, func(l *KindList) []EdgeKind { return l.Edges })
 		if err == nil && len(e.Ends) != 2 {
@@ -225,19 +251,19 @@ func (c *Client) Edges(kind string) AnyEdges {
 		}
 		return k, nil
 	}
-	all := Edges[Edge, Relation, EdgeVersion]{c.core, find}
-	return AnyEdges{AttributedEdges[Edge, Relation, EdgeVersion, map[string]any]{all}}
+	all := Edges[EdgeOf[A], Relation, EdgeVersionOf[A]]{c.core, find}
+	return NamedEdges[A]{AttributedEdges[EdgeOf[A], Relation, EdgeVersionOf[A], A]{all}}
 }
 
 // Forward lists the edges that lead from an object, newest first.
-func (a AnyEdges) Forward(of ID, opts ...Option) *List[Entry] {
-	return lazily[Entry](a.core, a.forward(of), true, opts)
+func (a NamedEdges[A]) Forward(of ID, opts ...Option) *List[EntryOf[A]] {
+	return lazily[EntryOf[A]](a.core, a.forward(of), true, opts)
 }
 
 // Reverse lists the edges that lead to an object, newest first. With the option Filter it lists
 // those with one value of an attribute.
-func (a AnyEdges) Reverse(of ID, opts ...Option) *List[Entry] {
-	return lazily[Entry](a.core, a.reverse(of), true, opts)
+func (a NamedEdges[A]) Reverse(of ID, opts ...Option) *List[EntryOf[A]] {
+	return lazily[EntryOf[A]](a.core, a.reverse(of), true, opts)
 }
 
 // plural returns the plural of an object or a kind of children, which is its name in paths.

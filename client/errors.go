@@ -63,6 +63,9 @@ var ErrNoVersion = errors.New("tidings: the object has no version: read it first
 // ErrNoID reports a call for an object whose id is empty. It is not sent.
 var ErrNoID = errors.New("tidings: the object has no id")
 
+// ErrNoClient reports a call of a zero Client, or of a part of one. New makes a Client.
+var ErrNoClient = errors.New("tidings: the client is a zero value: make it with client.New")
+
 // Problem is an answer of the API outside 2xx and 304 (RFC 9457).
 type Problem struct {
 	Type      string          `json:"type"`

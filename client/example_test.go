@@ -65,6 +65,36 @@ func Example() {
 	// 1 comment
 }
 
+func ExampleNew() {
+	url, token := newTenant()
+	c, err := client.New(url, client.WithToken(token), client.WithActor("shop"), client.WithRetry(client.DefaultRetry()))
+	must(err)
+	defer c.Close()
+	_, err = client.New("tidings.example", client.WithToken(token))
+	fmt.Println(err)
+	_, err = new(client.Client).Kinds(context.Background())
+	fmt.Println(err)
+	// Output:
+	// tidings: "tidings.example" is not an API's address: want http://HOST:PORT or https://HOST
+	// tidings: the client is a zero value: make it with client.New
+}
+
+// A session continues in the process that answers the user's next request.
+func ExampleClient_Session() {
+	url, token := newTenant()
+	ctx := context.Background()
+	c, err := client.New(url, client.WithToken(token))
+	must(err)
+	defer c.Close()
+	s := c.Session()
+	_, err = s.Follows.Put(ctx, "7", "42")
+	must(err)
+	counts, err := c.Session(s.Token()).Users.Counts(ctx, "42")
+	must(err)
+	fmt.Println(counts.Followers)
+	// Output: 1
+}
+
 // A list that was left early is resumed from its cursor.
 func ExampleList_Cursor() {
 	url, token := newTenant()
@@ -155,13 +185,17 @@ func ExampleProblem() {
 	// validation-failed #/attributes/rating
 }
 
-// A kind that the installation added is used by its name.
-func ExampleClient_Edges() {
-	clienttest.ApplyKinds(example{}, `
+const ownKinds = `
 objects: {user: users, place: places}
 edges:
   visit: {plural: visits, from: user, to: place, forward: visits, reverse: visitors, attributes: {how: {enum: [car, train], default: car}}}
-`)
+children:
+  tip: {plural: tips, parent: place, attributes: {stars: {type: integer}}}
+`
+
+// A kind that the installation added is used by its name.
+func ExampleClient_Edges() {
+	clienttest.ApplyKinds(example{}, ownKinds)
 	url, token := newTenant()
 	ctx := context.Background()
 	c, err := client.New(url, client.WithToken(token))
@@ -176,6 +210,141 @@ edges:
 	// Output:
 	// 7 5 train
 	// true wave
+}
+
+// How is the type of a visit's attributes.
+type How struct {
+	How string `json:"how,omitempty"`
+}
+
+// Attributes of a kind of your own have a type of yours.
+func ExampleEdgesOf() {
+	clienttest.ApplyKinds(example{}, ownKinds)
+	url, token := newTenant()
+	ctx := context.Background()
+	c, err := client.New(url, client.WithToken(token))
+	must(err)
+	defer c.Close()
+	s := c.Session()
+	visits := client.EdgesOf[How](s, "visit")
+	visit, err := visits.PutWith(ctx, "7", "5", How{How: "train"})
+	must(err)
+	visit, err = visits.Patch(ctx, visit, How{How: "car"})
+	must(err)
+	fmt.Println(visit.From, visit.To, visit.Attributes.How)
+	for visitor, err := range visits.Reverse("5").All(ctx) {
+		must(err)
+		fmt.Println("visitor", visitor.Object, visitor.Attributes.How)
+	}
+	// Output:
+	// 7 5 car
+	// visitor 7 car
+}
+
+// Stars is the type of a tip's attributes.
+type Stars struct {
+	Stars int `json:"stars,omitempty"`
+}
+
+func ExampleChildrenOf() {
+	clienttest.ApplyKinds(example{}, ownKinds)
+	url, token := newTenant()
+	ctx := context.Background()
+	c, err := client.New(url, client.WithToken(token))
+	must(err)
+	defer c.Close()
+	tips := client.ChildrenOf[Stars](c, "tip")
+	tip, err := tips.Create(ctx, "5", client.NewChildOf[Stars]{AuthorID: "7", Body: "Go early.", Attributes: Stars{4}})
+	must(err)
+	tip, err = tips.Edit(ctx, tip, client.ChildEditOf[Stars]{Body: "Go late."})
+	must(err)
+	fmt.Println(tip.Body, tip.Attributes.Stars)
+	// Output: Go late. 4
+}
+
+func ExampleClient_Children() {
+	clienttest.ApplyKinds(example{}, ownKinds)
+	url, token := newTenant()
+	c, err := client.New(url, client.WithToken(token))
+	must(err)
+	defer c.Close()
+	tip, err := c.Children("tip").Create(context.Background(), "5",
+		client.NewChild{AuthorID: "7", Body: "Go early.", Attributes: map[string]any{"stars": 5}})
+	must(err)
+	fmt.Println(tip.Object, tip.Body, tip.Attributes["stars"])
+	// Output: 5 Go early. 5
+}
+
+func ExampleClient_Objects() {
+	clienttest.ApplyKinds(example{}, ownKinds)
+	url, token := newTenant()
+	ctx := context.Background()
+	c, err := client.New(url, client.WithToken(token))
+	must(err)
+	defer c.Close()
+	s := c.Session()
+	_, err = s.Edges("visit").Put(ctx, "7", "5")
+	must(err)
+	counts, err := s.Objects("place").Counts(ctx, "5")
+	must(err)
+	fmt.Println(counts.Edges["visitors"])
+	// Output: 1
+}
+
+func ExampleClient_Kinds() {
+	url, token := newTenant()
+	c, err := client.New(url, client.WithToken(token))
+	must(err)
+	defer c.Close()
+	list, err := c.Kinds(context.Background())
+	must(err)
+	for _, k := range list.Edges {
+		if k.Name == "follow" {
+			fmt.Println(k.Plural, k.From, k.To)
+		}
+	}
+	// Output: follows user user
+}
+
+// Call sends a request that no method covers.
+func ExampleClient_Call() {
+	url, token := newTenant()
+	c, err := client.New(url, client.WithToken(token))
+	must(err)
+	defer c.Close()
+	var follow client.Follow
+	must(c.Call(context.Background(), http.MethodPut, "/v1/follows/7/42", nil, &follow))
+	fmt.Println(follow.FollowerID, follow.FolloweeID)
+	// Output: 7 42
+}
+
+func ExampleExport() {
+	url, token := newTenant()
+	ctx := context.Background()
+	c, err := client.New(url, client.WithToken(token))
+	must(err)
+	defer c.Close()
+	_, err = c.Follows.Put(ctx, "7", "42")
+	must(err)
+	for state, err := range c.Follows.Export().All(ctx) {
+		must(err)
+		fmt.Println(state.Type, state.Subject)
+	}
+	// Output: tidings.follow.created.v1 42
+}
+
+func ExampleDLQ() {
+	url, token := newTenant()
+	ctx := context.Background()
+	c, err := client.New(url, client.WithToken(token))
+	must(err)
+	defer c.Close()
+	for dead, err := range c.DLQ.List(client.DLQFilter{}).All(ctx) {
+		must(err)
+		_, err = c.DLQ.Retry(ctx, dead.ID, "the relay is fixed")
+		must(err)
+	}
+	// Output:
 }
 
 // Use a transport for traces, metrics and TLS, for example

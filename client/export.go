@@ -65,8 +65,13 @@ func (c Children[C, N, D, V]) Export(opts ...Option) *Export {
 }
 
 // ExportSettings exports the settings of the threads of all kinds. It needs the role export.
-func (c *Client) ExportSettings(opts ...Option) *Export {
-	return &Export{core: c.core, opts: opts, where: func(context.Context) (string, error) { return "threads", nil }}
+func (c *Calls) ExportSettings(opts ...Option) *Export {
+	return &Export{core: c.core, opts: opts, where: func(context.Context) (string, error) {
+		if c.core == nil {
+			return "", ErrNoClient
+		}
+		return "threads", nil
+	}}
 }
 
 // ExportLines limits the states of one answer: 1 to 100,000, by default 10,000.

@@ -13,8 +13,15 @@ import (
 // Objects has the operations on objects of one type. T is their counts, and N the same without the
 // time.
 type Objects[T, N any] struct {
-	core   *core
-	plural func(context.Context) (string, error)
+	core *core
+	find func(context.Context) (string, error)
+}
+
+func (o Objects[T, N]) plural(ctx context.Context) (string, error) {
+	if o.find == nil {
+		return "", ErrNoClient
+	}
+	return o.find(ctx)
 }
 
 func objects[T, N any](c *core, plural string) Objects[T, N] {
@@ -139,7 +146,7 @@ func check[R, T, N any](ctx context.Context, o Objects[T, N], origin string, of 
 }
 
 // EdgeRemoval reads the progress of a removal.
-func (c *Client) EdgeRemoval(ctx context.Context, id string, opts ...Option) (EdgeRemoval, error) {
+func (c *Calls) EdgeRemoval(ctx context.Context, id string, opts ...Option) (EdgeRemoval, error) {
 	return fetch[EdgeRemoval](ctx, c.core, newCall(http.MethodGet, "/v1/edge-removals/"+url.PathEscape(id), opts))
 }
 
@@ -244,7 +251,7 @@ func (c *ObjectNumbers) UnmarshalJSON(b []byte) error {
 
 // Objects returns the operations on the objects of this name, for example user. It sends nothing.
 // The first operation reads the object's name in paths from the API.
-func (c *Client) Objects(object string) AnyObjects {
+func (c *Calls) Objects(object string) AnyObjects {
 	all := Objects[ObjectCounts, ObjectNumbers]{c.core, func(ctx context.Context) (string, error) {
 		_, o, err := kindNamed(ctx, c.core, object, func(l *KindList) []ObjectKind { return l.Objects })
 		return o.Plural, err
@@ -312,7 +319,7 @@ type ChildKind struct {
 }
 
 // Kinds lists the kinds of edges and children that the installation has.
-func (c *Client) Kinds(ctx context.Context, opts ...Option) (KindList, error) {
+func (c *Calls) Kinds(ctx context.Context, opts ...Option) (KindList, error) {
 	return fetch[KindList](ctx, c.core, newCall(http.MethodGet, "/v1/kinds", opts))
 }
 
@@ -323,10 +330,13 @@ func (k ChildKind) kind() string  { return k.Name }
 // kindNamed returns the kind of this name in the list that was read last. If the list does not have
 // the kind, kindNamed reads the list again.
 func kindNamed[K interface{ kind() string }](ctx context.Context, c *core, name string, in func(*KindList) []K) (*KindList, K, error) {
+	var none K
+	if c == nil {
+		return nil, none, ErrNoClient
+	}
 	c.kinds.mu.Lock()
 	list := c.kinds.list
 	c.kinds.mu.Unlock()
-	var none K
 	is := func(k K) bool { return k.kind() == name }
 	if list == nil || !slices.ContainsFunc(in(list), is) {
 		read, err := fetch[KindList](ctx, c, newCall(http.MethodGet, "/v1/kinds", nil))

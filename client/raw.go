@@ -11,7 +11,7 @@ import (
 // encoded as JSON, unless it is nil. The answer is decoded from JSON into result; a *[]byte gets
 // the raw body, and nil discards it. If the outcome of a POST is unknown, Call repeats it only with
 // an IdempotencyKey.
-func (c *Client) Call(ctx context.Context, method, path string, body, result any, opts ...Option) error {
+func (c *Calls) Call(ctx context.Context, method, path string, body, result any, opts ...Option) error {
 	k := newCall(method, path, opts)
 	k.safe = method != http.MethodPost || k.header.Get("Idempotency-Key") != ""
 	if k.session = method == http.MethodGet; !k.session && method == http.MethodPost {

@@ -9,12 +9,12 @@ import (
 // maxTokens is the number of tokens that the API takes with a read.
 const maxTokens = 64
 
-// Session is a Client whose reads include its writes: it keeps the Tidings-Token of each write and
-// sends the tokens with every read of a projection. Make one for a user, or for a request of
-// theirs. It keeps the last write of each of the 64 entities that were written last. Earlier writes
-// are normally in all projections by then. It is safe for concurrent use.
+// Session calls the API like a Client, and its reads include its writes: it keeps the Tidings-Token
+// of each write and sends the tokens with every read of a projection. Make one for a user, or for a
+// request of theirs. It keeps the last write of each of the 64 entities that were written last.
+// Earlier writes are normally in all projections by then. It is safe for concurrent use.
 type Session struct {
-	*Client
+	Calls
 	tokens *tokens
 }
 
@@ -22,9 +22,10 @@ type Session struct {
 // another session or of a Response.
 func (c *Client) Session(seen ...string) *Session {
 	t := new(tokens)
-	core := *c.core
-	core.session = t
-	s := &Session{newClient(&core), t}
+	s := &Session{tokens: t}
+	if c.core != nil {
+		s.Calls = newCalls(&core{c.core.settings, t})
+	}
 	s.Add(seen...)
 	return s
 }
