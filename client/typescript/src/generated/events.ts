@@ -22,6 +22,7 @@ export interface Events {
   'message.edited': events.MessageEditedEvent;
   'message.erased': events.MessageErasedEvent;
   'message.moderated': events.MessageModeratedEvent;
+  'person.erased': events.PersonErasedEvent;
   'review.created': events.ReviewCreatedEvent;
   'review.deleted': events.ReviewDeletedEvent;
   'review.edited': events.ReviewEditedEvent;
@@ -57,6 +58,7 @@ export const required = {
   'message.edited': { version: 1, members: { actor: 'string', author_id: 'string', author_state: 'string', body: 'string', conversation_id: 'string', created_at: 'string', message_id: 'string', moderation_state: 'string', updated_at: 'string', version: 'number' } },
   'message.erased': { version: 1, members: { actor: 'string', author_id: 'string', author_state: 'string', body: 'string', conversation_id: 'string', created_at: 'string', message_id: 'string', moderation_state: 'string', updated_at: 'string', version: 'number' } },
   'message.moderated': { version: 1, members: { actor: 'string', author_id: 'string', author_state: 'string', body: 'string', conversation_id: 'string', created_at: 'string', message_id: 'string', moderation_state: 'string', updated_at: 'string', version: 'number' } },
+  'person.erased': { version: 1, members: { person_id: 'string', requested_at: 'string' } },
   'review.created': { version: 1, members: { actor: 'string', author_id: 'string', author_state: 'string', body: 'string', created_at: 'string', moderation_state: 'string', product_id: 'string', review_id: 'string', updated_at: 'string', version: 'number' } },
   'review.deleted': { version: 1, members: { actor: 'string', author_id: 'string', author_state: 'string', body: 'string', created_at: 'string', moderation_state: 'string', product_id: 'string', review_id: 'string', updated_at: 'string', version: 'number' } },
   'review.edited': { version: 1, members: { actor: 'string', author_id: 'string', author_state: 'string', body: 'string', created_at: 'string', moderation_state: 'string', product_id: 'string', review_id: 'string', updated_at: 'string', version: 'number' } },

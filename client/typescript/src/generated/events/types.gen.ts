@@ -947,6 +947,20 @@ export type MessageModeratedEvent = {
 };
 
 /**
+ * A person was erased: delete everything that you have of them. Each partition has this event, behind all others about the person.
+ */
+export type PersonErasedEvent = {
+    /**
+     * An id that the upstream service chose.
+     */
+    person_id: string;
+    /**
+     * RFC 3339 in UTC with microseconds.
+     */
+    requested_at: string;
+};
+
+/**
  * An author wrote the review. The data is the whole state of the review after the change.
  */
 export type ReviewCreatedEvent = {
