@@ -108,7 +108,8 @@ func TestAFrozenRelayBringsNothingErasedBack(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := stream.CachedInfo().State.Msgs; got != 6 { // the other author's, before and after, the three erasures, and person.erased
+			// The other author's, before and after, the three erasures, and person.erased.
+			if got := stream.CachedInfo().State.Msgs; got != 6 {
 				t.Errorf("the stream holds %d messages, want 6", got)
 			}
 		})
