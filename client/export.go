@@ -65,12 +65,16 @@ func (c Children[C, N, D, V]) Export(opts ...Option) *Export {
 }
 
 // ExportSettings exports the settings of the threads of all kinds. It needs the role export.
-func (c *Calls) ExportSettings(opts ...Option) *Export {
+func (c *Calls) ExportSettings(opts ...Option) *Export { return c.Export("threads", opts...) }
+
+// Export exports the states of the kind with this plural, which its path has. It needs the role
+// export.
+func (c *Calls) Export(plural string, opts ...Option) *Export {
 	return &Export{core: c.core, opts: opts, where: func(context.Context) (string, error) {
 		if c.core == nil {
 			return "", ErrNoClient
 		}
-		return "threads", nil
+		return plural, nil
 	}}
 }
 

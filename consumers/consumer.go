@@ -89,6 +89,9 @@ type Deps struct {
 	Remedy    string // the command that helps after unread events expired; "run `tidings replay --consumer NAME`" when empty
 	Registry  prometheus.Registerer
 	Log       *slog.Logger
+	// Expired is called when the consumer finds that events after its position on a stream expired
+	// before it read them, and again while that remains so. It may be nil, and must not block.
+	Expired func(Start)
 }
 
 // LeaseKind returns the kind of a consumer's leases on the partitions of the streams with a name

@@ -27,7 +27,10 @@ var (
 )
 
 // stopError is the reason why the consumer cannot continue on a stream. An operator has to act.
-type stopError struct{ reason error }
+type stopError struct {
+	reason  error
+	expired *Start // the position after which events expired; nil for other reasons
+}
 
 func (e *stopError) Error() string { return e.reason.Error() }
 func (e *stopError) Unwrap() error { return e.reason }
@@ -79,6 +82,9 @@ func (r *reader) run(ctx context.Context) {
 			c.trouble(ctx, r.partition, stuck, err)
 			c.sampleNow.Notify()
 			pause = c.cfg.Recheck
+			if stop.expired != nil && c.deps.Expired != nil {
+				c.deps.Expired(*stop.expired)
+			}
 		case isWaiting(err):
 			c.trouble(ctx, r.partition, waiting, err)
 			c.sampleNow.Notify()
@@ -106,7 +112,16 @@ func (r *reader) lostError(reason error) error {
 	if !r.doubt.Sure(r.c.deps.JetStream) {
 		return fmt.Errorf("%w: %w", errDoubt, reason)
 	}
-	return &stopError{fmt.Errorf("partition %d: %w", r.partition, reason)}
+	return &stopError{reason: fmt.Errorf("partition %d: %w", r.partition, reason)}
+}
+
+// expiredError is lostError for events of a stream that expired before the consumer read them.
+func (r *reader) expiredError(after Start, reason error) error {
+	err := r.lostError(fmt.Errorf("%w; %s", reason, r.c.deps.Remedy))
+	if stop, ok := errors.AsType[*stopError](err); ok {
+		stop.expired = &after
+	}
+	return err
 }
 
 // remedy returns the text that tells an operator how to recover lost events.
@@ -176,8 +191,8 @@ func (r *reader) mayBegin(ctx context.Context, s broker.Stream, offsets map[stri
 		case !errors.Is(err, jetstream.ErrStreamNotFound):
 			return err
 		case !begun:
-			return r.lostError(fmt.Errorf("stream %s, the predecessor of %s, is gone, and the consumer has not read it; %s",
-				before, s.Name, c.deps.Remedy))
+			return r.expiredError(Start{Stream: before},
+				fmt.Errorf("stream %s, the predecessor of %s, is gone, and the consumer has not read it", before, s.Name))
 		}
 	}
 	if !begun {
@@ -213,8 +228,8 @@ func (r *reader) proveErased(ctx context.Context, first, last uint64) error {
 	case err != nil:
 		return err
 	case first < s.First:
-		return r.lostError(fmt.Errorf("messages %d to %d of stream %s expired or were purged before the consumer read them; %s",
-			first, min(last, s.First-1), r.name, c.deps.Remedy))
+		return r.expiredError(Start{r.name, s.Created, first - 1}, fmt.Errorf(
+			"messages %d to %d of stream %s expired or were purged before the consumer read them", first, min(last, s.First-1), r.name))
 	}
 	return r.lostError(fmt.Errorf("messages %d to %d of stream %s are missing, and not all of them were erased on purpose; %s",
 		first, last, r.name, r.remedy()))

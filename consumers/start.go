@@ -29,15 +29,21 @@ func HasOffset(ctx context.Context, tx pgx.Tx, consumer string) (begun bool, err
 	return begun, nil
 }
 
-// startSQL creates offsets. Index: consumer_offsets_pkey. Locks: the new rows.
+// startSQL creates offsets, and moves existing ones forward, never back. Index:
+// consumer_offsets_pkey. Locks: the rows.
 const startSQL = `
-INSERT /* consumers.start */ INTO consumer_offsets (consumer_name, partition_key, last_processed_id, as_of, stream_created, closed)
+INSERT /* consumers.start */ INTO consumer_offsets AS o (consumer_name, partition_key, last_processed_id, as_of, stream_created, closed)
 SELECT @consumer, key, seq, coalesce(created, 'epoch'), created, closed
-  FROM unnest(@keys::text[], @seqs::bigint[], @createds::timestamptz[], @closed::boolean[]) AS s(key, seq, created, closed)`
+  FROM unnest(@keys::text[], @seqs::bigint[], @createds::timestamptz[], @closed::boolean[]) AS s(key, seq, created, closed)
+    ON CONFLICT (consumer_name, partition_key) DO UPDATE
+   SET last_processed_id = EXCLUDED.last_processed_id, as_of = EXCLUDED.as_of, stream_created = EXCLUDED.stream_created,
+       closed = EXCLUDED.closed, stored_id = NULL, stored_at = NULL
+ WHERE NOT o.closed AND (EXCLUDED.closed OR o.stream_created IS DISTINCT FROM EXCLUDED.stream_created
+       OR o.last_processed_id < EXCLUDED.last_processed_id)`
 
-// StartAt creates the offsets of a consumer that has none. The keys of at are partition numbers. A
-// partition that at does not name counts as ended if its number is lower than a named one. The
-// consumer reads partitions with higher numbers from their beginning.
+// StartAt creates the offsets of a consumer, or moves those that it has forward. The keys of at are
+// partition numbers. A partition that at does not name counts as ended if its number is lower than
+// a named one. The consumer reads partitions with higher numbers from their beginning.
 func StartAt(ctx context.Context, tx pgx.Tx, consumer string, at map[int]Start) error {
 	last, prefix := -1, ""
 	for n, s := range at {

@@ -255,10 +255,11 @@ func (w *truth) backfills(r *rig, rng *rand.Rand, path string) {
 	w.write(r, rng, 30) // in the export, and also on the streams
 	ids := slices.Sorted(maps.Keys(w.comments))
 	exports := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, q *http.Request) {
+		rw.Header().Set("Content-Type", "application/x-ndjson")
 		lines := json.NewEncoder(rw)
 		_ = lines.Encode(map[string]any{"export": map[string]any{"kind": "comment", "tenant": "1", "cursor": "c", "streams": positions}})
 		after := q.URL.Query().Get("after")
-		if q.Header.Get("Authorization") != "Bearer secret" || (after != "") != (q.URL.Query().Get("cursor") == "c") {
+		if q.Header.Get("Authorization") != "Bearer secret" || after != "" && q.URL.Query().Get("cursor") != "c" {
 			t.Errorf("request %s", q.URL)
 		}
 		for i, id := range ids {
@@ -272,7 +273,8 @@ func (w *truth) backfills(r *rig, rng *rand.Rand, path string) {
 			if err != nil {
 				t.Error(err)
 			}
-			_ = lines.Encode(map[string]any{"after": id, "data": json.RawMessage(data)})
+			_ = lines.Encode(map[string]any{"after": id, "type": "tidings.comment.created.v1",
+				"subject": w.comments[id].Parent, "data": json.RawMessage(data)})
 		}
 		_ = lines.Encode(map[string]string{"end": "done"})
 	}))

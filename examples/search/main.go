@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/nats-io/nats.go"
 
+	"github.com/tidings/tidings/client"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/subscribe"
@@ -24,22 +25,20 @@ const name = "search"
 
 const schema = `
 CREATE TABLE IF NOT EXISTS documents (
-  tenant_id bigint, comment_id uuid, post_id text NOT NULL, version bigint NOT NULL, body text NOT NULL,
+  tenant_id bigint, comment_id uuid, post_id text NOT NULL, author_id text NOT NULL, version bigint NOT NULL, body text NOT NULL,
   words tsvector GENERATED ALWAYS AS (to_tsvector('simple', body)) STORED, PRIMARY KEY (tenant_id, comment_id));
 CREATE INDEX IF NOT EXISTS documents_words_idx ON documents USING gin (words);
 CREATE TABLE IF NOT EXISTS activity (tenant_id bigint, post_id text, events bigint NOT NULL, PRIMARY KEY (tenant_id, post_id))`
 
-// documentSQL keeps the newest state of a comment. It ignores an event whose version the table has:
-// the event is older than the backfill, or a repair published it again.
+// documentSQL keeps the newest state of a comment. Exports and repairs repeat events.
 const documentSQL = `
-INSERT INTO documents (tenant_id, comment_id, post_id, version, body) VALUES ($1, $2, $3, $4, $5)
+INSERT INTO documents (tenant_id, comment_id, post_id, author_id, version, body) VALUES ($1, $2, $3, $4, $5, $6)
     ON CONFLICT (tenant_id, comment_id) DO UPDATE SET version = excluded.version, body = excluded.body
     WHERE documents.version < excluded.version`
 
-// activitySQL counts messages, each exactly once. A repair may send an event as a second message.
+// activitySQL counts messages, each exactly once.
 const activitySQL = `
-INSERT INTO activity (tenant_id, post_id, events) VALUES ($1, $2, 1) ON CONFLICT (tenant_id, post_id) DO UPDATE
-SET events = activity.events + 1`
+INSERT INTO activity VALUES ($1, $2, 1) ON CONFLICT (tenant_id, post_id) DO UPDATE SET events = activity.events + 1`
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -69,12 +68,15 @@ func run(ctx context.Context) error {
 	if _, err := pool.Exec(ctx, schema); err != nil {
 		return err
 	}
+	opts := []subscribe.Option{subscribe.Only("comment"), subscribe.Takeover(2 * time.Second), projector.Erased(erase)}
 	if api := os.Getenv("API_URL"); api != "" {
-		if err := backfill(ctx, pool, api, os.Getenv("API_TOKEN")); err != nil {
+		c, err := client.New(api, client.WithToken(os.Getenv("API_TOKEN")))
+		if err != nil {
 			return err
 		}
+		opts = append(opts, projector.Bootstrap(clear, c))
 	}
-	return projector.Project(ctx, nc, pool, name, index, subscribe.Only("comment"), subscribe.Takeover(2*time.Second))
+	return projector.Project(ctx, nc, pool, name, index, opts...)
 }
 
 // index applies events in the transaction that also stores the position on the stream.
@@ -85,15 +87,13 @@ func index(ctx context.Context, tx pgx.Tx, batch []event.Event) error {
 		if err != nil {
 			return err // Project parks the event
 		}
-		document(&q, batch[i].TenantID, c)
-		q.Queue(activitySQL, batch[i].TenantID, c.Parent)
+		if !c.Visible() {
+			c.Body = "" // deleted, hidden or erased: remove its words
+		}
+		q.Queue(documentSQL, batch[i].TenantID, c.ID, c.Parent, c.AuthorID, c.Version, c.Body)
+		if batch[i].Stream != "" { // a state of an export is no event
+			q.Queue(activitySQL, batch[i].TenantID, c.Parent)
+		}
 	}
 	return tx.SendBatch(ctx, &q).Close()
-}
-
-func document(q *pgx.Batch, tenant int64, c event.Child) {
-	if !c.Visible() {
-		c.Body = "" // deleted, hidden or erased: remove its words
-	}
-	q.Queue(documentSQL, tenant, c.ID, c.Parent, c.Version, c.Body)
 }

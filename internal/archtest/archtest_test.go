@@ -87,7 +87,7 @@ var rules = []rule{
 		may: []string{"kinds", "kinds/upstreams", "event", "internal/broker", "internal/work"}},
 	// It is the public interface of consumers.
 	{pkg: "subscribe/projector", libs: []string{pgx, nats},
-		may: []string{"subscribe", "subscribe/internal/settings", "consumers", "migrations", "event", "internal/lease",
+		may: []string{"subscribe", "subscribe/internal/settings", "client", "consumers", "migrations", "event", "internal/lease",
 			"internal/broker", "internal/postgres", "internal/tracing", "internal/work"}},
 	{pkg: "projections", may: []string{"kinds", "event", "internal/postgres"}, libs: []string{pgx}},
 	// Never each other, never NATS. store: they read the truth.

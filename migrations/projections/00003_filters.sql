@@ -1,2 +1,2 @@
 -- +goose Up
-GRANT SELECT ON consumer_filters TO tidings_reader;
+GRANT SELECT ON consumer_filters, consumer_bootstraps TO tidings_reader;

@@ -41,6 +41,11 @@ func Begin(ctx context.Context, tx pgx.Tx, name string, exports ...[]Position) e
 	if begun {
 		return fmt.Errorf("%w: %s", ErrBegun, name)
 	}
+	return consumers.StartAt(ctx, tx, name, starts(exports))
+}
+
+// starts returns the earliest position after all exports on each stream.
+func starts(exports [][]Position) map[int]consumers.Start {
 	streams := make(map[int]consumers.Start)
 	for _, positions := range exports {
 		for _, p := range positions {
@@ -54,7 +59,7 @@ func Begin(ctx context.Context, tx pgx.Tx, name string, exports ...[]Position) e
 			streams[p.Partition] = consumers.Start{Stream: p.Stream, Created: p.Created, Seq: at}
 		}
 	}
-	return consumers.StartAt(ctx, tx, name, streams)
+	return streams
 }
 
 // covered returns the sequence up to which an export covers a partition's stream. An unlisted

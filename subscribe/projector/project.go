@@ -58,6 +58,10 @@ func Project(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string
 	if err != nil {
 		return err
 	}
+	p, err := newProjection(s, apply)
+	if err != nil {
+		return err
+	}
 	js, err := jetstream.New(nc)
 	if err != nil {
 		return fmt.Errorf("use JetStream: %w", err)
@@ -73,7 +77,10 @@ func Project(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string
 	if err := keepFilter(ctx, s, pool); err != nil || ctx.Err() != nil {
 		return err
 	}
-	p := &projection{Settings: s, apply: apply, stuck: make(chan error, 1)}
+	f := p.filler(pool)
+	if err := f.fill(ctx); err != nil || ctx.Err() != nil {
+		return err
+	}
 	consumer, err := consumers.New(consumers.Config{
 		BatchEvents: s.Batch, BatchBytes: 8 << 20, ApplyTimeout: s.Timeout, LagInterval: 5 * time.Second, Recheck: 10 * time.Second,
 		Lease: lease.Config{TTL: s.Takeover},
@@ -81,6 +88,7 @@ func Project(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string
 		Pool: pool, JetStream: js, Registry: s.Registry, Log: s.Log,
 		Streams: consumers.Streams{Name: s.Broker.Stream, Prefix: s.Broker.Prefix, Timeout: s.Broker.Timeout},
 		Remedy:  "begin the projection again (docs/subscribe.md, \"Begin again\")",
+		Expired: f.expire,
 	}, p)
 	if err != nil {
 		return err
@@ -89,15 +97,23 @@ func Project(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string
 	provider := otel.GetTracerProvider() // the program's; without one there are no spans
 	run, stop := context.WithCancel(tracing.With(ctx, tracing.New(provider, provider, false, tracing.MaxLinks)))
 	defer stop()
-	done := make(chan error, 1)
+	done, refilled := make(chan error, 1), make(chan error, 1)
 	go func() { done <- consumer.Run(run) }()
+	go func() { refilled <- f.refill(run) }()
 	watched := settings.Watch(run, nc)
 	for {
 		select {
 		case closed := <-watched:
 			err = closed
 			stop()
+		case refused := <-refilled:
+			err, refilled = errors.Join(err, refused), nil
+			stop()
 		case ended := <-done:
+			stop()
+			if refilled != nil {
+				err = errors.Join(err, <-refilled)
+			}
 			return errors.Join(err, ended)
 		case err := <-p.stuck:
 			settings.SetReady(s.Health, func(context.Context) error { return err })
@@ -147,8 +163,17 @@ func keepFilter(ctx context.Context, s *settings.Settings, pool *pgxpool.Pool) e
 // projection is the consumers.Projection that calls your function.
 type projection struct {
 	*settings.Settings
+	options
 	apply Apply
 	stuck chan error
+}
+
+func newProjection(s *settings.Settings, apply Apply) (*projection, error) {
+	p := &projection{Settings: s, apply: apply, stuck: make(chan error, 1)}
+	if o, ok := s.Fill.(*options); ok {
+		p.options = *o
+	}
+	return p, p.check()
 }
 
 // Name returns the subscriber's name.
@@ -156,18 +181,45 @@ func (p *projection) Name() string { return p.Settings.Name }
 
 // Wants reports whether Project delivers the events of an aggregate type.
 func (p *projection) Wants(aggregateType string) bool {
-	return p.Only[aggregateType] || p.Only == nil && !event.System(aggregateType)
+	return p.Only[aggregateType] || p.Only == nil && !event.System(aggregateType) ||
+		p.erased != nil && aggregateType == event.AggregatePerson
 }
 
 // Apply calls the function, and turns a panic into an error.
 func (p *projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error {
-	late, err := settings.InTime(ctx, p.Timeout, func() error { return p.apply(ctx, tx, events) })
+	late, err := settings.InTime(ctx, p.Timeout, func() error { return p.deliver(ctx, tx, events) })
 	if late == nil {
 		return err
 	}
 	p.stuck <- fmt.Errorf("%w: projection %s, %d events of %s from %d on", subscribe.ErrStuck, p.Settings.Name, len(events),
 		events[0].Stream, events[0].Seq)
 	return <-late // the function uses the transaction until it returns
+}
+
+// deliver calls apply with the events, and the function of Erased at its place between them.
+func (p *projection) deliver(ctx context.Context, tx pgx.Tx, events []event.Event) error {
+	for len(events) > 0 {
+		n := slices.IndexFunc(events, func(e event.Event) bool { return p.erased != nil && e.AggregateType == event.AggregatePerson })
+		if n == 0 {
+			var person event.PersonErased
+			if err := events[0].DecodePayload(&person); err != nil {
+				return err
+			}
+			if err := p.erased(ctx, tx, events[0].TenantID, person.PersonID); err != nil {
+				return err
+			}
+			events = events[1:]
+			continue
+		}
+		if n < 0 {
+			n = len(events)
+		}
+		if err := p.apply(ctx, tx, events[:n]); err != nil {
+			return err
+		}
+		events = events[n:]
+	}
+	return nil
 }
 
 // DeadLetters returns the operations on the parked events of a projection. Retry calls apply, the
@@ -177,7 +229,11 @@ func DeadLetters(pool *pgxpool.Pool, name string, apply Apply, opts ...subscribe
 	if err != nil {
 		return nil, err
 	}
-	return consumers.NewDeadLetters(pool, &projection{Settings: s, apply: apply, stuck: make(chan error, 1)}), nil
+	p, err := newProjection(s, apply)
+	if err != nil {
+		return nil, err
+	}
+	return consumers.NewDeadLetters(pool, p), nil
 }
 
 // Lag returns how far a projection is behind the streams. It reads the database and NATS, never a

@@ -73,7 +73,8 @@ type Settings struct {
 
 	Only    map[string]bool // for Project: the aggregate types; nil for all
 	Timeout time.Duration   // of one call of the function
-	Batch   int             // for Project
+	Batch   int             // this and the following are for Project
+	Fill    any             // the options of package projector alone
 
 	Concurrency int // this and the following are for Handle
 	Attempts    int

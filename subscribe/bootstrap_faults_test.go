@@ -1,0 +1,245 @@
+//go:build faults
+
+package subscribe_test
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/tidings/tidings/client"
+	"github.com/tidings/tidings/client/clienttest"
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/subscribe"
+	"github.com/tidings/tidings/subscribe/projector"
+)
+
+// followers is a read model of one tenant's follows.
+type followers struct {
+	t      *testing.T
+	c      *client.Client
+	nc     *nats.Conn
+	pool   *pgxpool.Pool
+	states atomic.Int32 // of exports, in committed or rolled back batches
+}
+
+const followersSQL = `INSERT INTO follows VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (tenant_id, follower, followee) DO UPDATE
+	SET created_at = excluded.created_at, version = excluded.version, active = excluded.active
+	WHERE (follows.created_at, follows.version) < (excluded.created_at, excluded.version)`
+
+func newFollowers(t *testing.T) *followers {
+	tenant := clienttest.NewTenant(t)
+	nc, err := nats.Connect(tenant.NATS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	pool, err := pgxpool.New(t.Context(), clienttest.Database(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	if err := projector.Migrate(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pool.Exec(t.Context(), `CREATE TABLE follows (tenant_id bigint, follower text, followee text,
+		created_at timestamptz NOT NULL, version bigint NOT NULL, active boolean NOT NULL, PRIMARY KEY (tenant_id, follower, followee));
+`); err != nil {
+		t.Fatal(err)
+	}
+	return &followers{t: t, c: tenant.Client(t, tenant.Token(t)), nc: nc, pool: pool}
+}
+
+// write makes random changes of a few edges.
+func (f *followers) write(ctx context.Context, rng *rand.Rand, n int) {
+	for range n {
+		from, to := client.IDOf(1+rng.IntN(20)), client.IDOf(21+rng.IntN(20))
+		var err error
+		if rng.IntN(4) == 0 {
+			err = f.c.Follows.Remove(ctx, from, to)
+		} else {
+			_, err = f.c.Follows.Put(ctx, from, to)
+		}
+		if err != nil && ctx.Err() == nil && !client.HasCode(err, client.CodeNotFound) {
+			f.t.Error(err)
+			return
+		}
+	}
+}
+
+// project runs an instance. If dies returns true after a batch, its connection to the database ends
+// before the commit.
+func (f *followers) project(ctx context.Context, dies func() bool) error {
+	return projector.Project(ctx, f.nc, f.pool, "followers", func(ctx context.Context, tx pgx.Tx, batch []event.Event) error {
+		for i := range batch {
+			e, err := subscribe.Decode[event.Edge](kinds.Builtin(), &batch[i])
+			if err != nil {
+				return err
+			}
+			if batch[i].Stream == "" {
+				f.states.Add(1)
+			}
+			if _, err := tx.Exec(ctx, followersSQL, batch[i].TenantID, e.From, e.To, e.CreatedAt.Time, e.Version, e.Active()); err != nil {
+				return err
+			}
+		}
+		if dies() {
+			_, err := tx.Exec(ctx, `SELECT pg_terminate_backend(pg_backend_pid())`)
+			return err
+		}
+		return nil
+	}, subscribe.Only(event.AggregateFollow), subscribe.Batch(17), subscribe.Log(testkit.Logger(f.t)), subscribe.Takeover(1e9),
+		projector.Bootstrap(func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `TRUNCATE follows`)
+			return err
+		}, f.c),
+		projector.Erased(func(ctx context.Context, tx pgx.Tx, tenant int64, person event.ID) error {
+			_, err := tx.Exec(ctx, `DELETE FROM follows WHERE tenant_id = $1 AND $2 IN (follower, followee)`, tenant, person)
+			return err
+		}))
+}
+
+// settle waits until the read model equals the truth.
+func (f *followers) settle() {
+	f.t.Helper()
+	testkit.Eventually(f.t, "the read model equals the truth", func() (bool, error) {
+		type edge struct {
+			version int64
+			active  bool
+		}
+		want, tenant := make(map[[2]string]edge), int64(0)
+		x := f.c.Follows.Export()
+		for s, err := range x.All(f.t.Context()) {
+			if err != nil {
+				return false, err
+			}
+			e := event.Event{AggregateType: event.AggregateFollow, AggregateID: event.ID(s.Subject), Type: event.Created, Version: 1,
+				Payload: s.Data}
+			d, err := subscribe.Decode[event.Edge](kinds.Builtin(), &e)
+			if err != nil {
+				return false, err
+			}
+			want[[2]string{string(d.From), string(d.To)}] = edge{d.Version, d.Active()}
+		}
+		tenant = x.Head().Tenant
+		got := make(map[[2]string]edge)
+		rows, _ := f.pool.Query(f.t.Context(), `SELECT follower, followee, version, active FROM follows WHERE tenant_id = $1`, tenant)
+		var k [2]string
+		var e edge
+		if _, err := pgx.ForEachRow(rows, []any{&k[0], &k[1], &e.version, &e.active}, func() error {
+			got[k] = e
+			return nil
+		}); err != nil {
+			return false, err
+		}
+		if !maps.Equal(want, got) {
+			return false, fmt.Errorf("%d edges, want %d", len(got), len(want))
+		}
+		return len(want) > 100, nil
+	})
+}
+
+// TestAProjectionBeginsWithExportsAndContinuesOnTheStreams kills instances at random batches while
+// clients write.
+func TestAProjectionBeginsWithExportsAndContinuesOnTheStreams(t *testing.T) {
+	f := newFollowers(t)
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	f.write(t.Context(), rng, 400)
+	writing, stop := context.WithCancel(t.Context())
+	var writers sync.WaitGroup
+	other := rand.New(rand.NewPCG(seed, 1))
+	writers.Go(func() {
+		for writing.Err() == nil {
+			f.write(writing, other, 10)
+		}
+	})
+	for range 25 {
+		ctx, kill := context.WithCancel(t.Context())
+		left := new(atomic.Int32)
+		left.Store(int32(rng.IntN(6)))
+		var instances sync.WaitGroup
+		for range 1 + rng.IntN(2) {
+			instances.Go(func() {
+				if err := f.project(ctx, func() bool {
+					if left.Add(-1) >= 0 {
+						return false
+					}
+					time.AfterFunc(0, kill) // after the connection, whose end it must not hide
+					return true
+				}); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		instances.Wait()
+		kill()
+	}
+	stop()
+	writers.Wait()
+	ctx, end := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- f.project(ctx, func() bool { return false }) }()
+	f.settle()
+	end()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if f.states.Load() < 300 {
+		t.Errorf("apply had %d states of exports", f.states.Load())
+	}
+}
+
+// TestAProjectionBeginsAgainWhenEventsExpire lets events expire while the projection is down.
+func TestAProjectionBeginsAgainWhenEventsExpire(t *testing.T) {
+	f := newFollowers(t)
+	rng := rand.New(rand.NewPCG(1, 2))
+	f.write(t.Context(), rng, 300)
+	run := func() (stop func()) {
+		ctx, end := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- f.project(ctx, func() bool { return false }) }()
+		return func() {
+			end()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	stop := run()
+	f.settle()
+	stop()
+	before := f.states.Load()
+	f.write(t.Context(), rng, 100)
+	js, err := jetstream.New(f.nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := js.Stream(t.Context(), "EVENTS-0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	testkit.Expire(t, stream, 0)
+	f.write(t.Context(), rng, 50)
+	stop = run()
+	f.settle()
+	f.write(t.Context(), rng, 50)
+	f.settle()
+	stop()
+	if f.states.Load() == before {
+		t.Error("the projection read no export again")
+	}
+}

@@ -1,0 +1,269 @@
+package projector
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/client"
+	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/lease"
+	"github.com/tidings/tidings/internal/work"
+	"github.com/tidings/tidings/subscribe"
+	"github.com/tidings/tidings/subscribe/internal/settings"
+)
+
+// options are the options of this package.
+type options struct {
+	clear   func(ctx context.Context, tx pgx.Tx) error
+	clients []*client.Client
+	erased  func(ctx context.Context, tx pgx.Tx, tenant int64, person event.ID) error
+}
+
+func option(name string, set func(*options)) subscribe.Option {
+	return settings.Of(settings.Project, name, func(s *settings.Settings) {
+		o, ok := s.Fill.(*options)
+		if !ok {
+			o = new(options)
+			s.Fill = o
+		}
+		set(o)
+	})
+}
+
+// check returns ErrOption if the options do not fit together.
+func (o *options) check() error {
+	whole := o.clear != nil && len(o.clients) > 0 && !slices.Contains(o.clients, nil) && o.erased != nil
+	if (o.clear != nil || len(o.clients) > 0) && !whole {
+		return fmt.Errorf("%w: Bootstrap needs a function that empties your tables, clients, and the option Erased", subscribe.ErrOption)
+	}
+	return nil
+}
+
+// Bootstrap makes Project begin with the states of exports, for a truth that is older than the
+// streams, and then read the streams after them. Each client reads the exports of its tenant; its
+// token needs the role export. The option Erased is necessary too.
+//
+// apply gets each state as an event without Stream and Seq. Its payload is the whole state of an
+// entity, also of removed and deleted ones, and its type is that of an event that leads to it. The
+// streams may repeat what the exports include: apply an event of an edge if its (created_at,
+// version) is later than yours, and any other if its version is higher. Project retries a batch of
+// states after an error of apply.
+//
+// Project continues where it was after a crash, and one instance at a time reads exports. If events
+// expire before Project reads them, or an export no longer joins the streams, it begins again:
+// clear empties your tables, and the exports fill them. It returns the API's error if that refuses,
+// for example a token.
+func Bootstrap(clear func(ctx context.Context, tx pgx.Tx) error, clients ...*client.Client) subscribe.Option {
+	return option("Bootstrap", func(o *options) { o.clear, o.clients = clear, clients })
+}
+
+// Erased makes Project call fn for each erased person, in tx and in the order of the events: delete
+// what you have of the person. Each partition calls it, behind everything about the person. Without
+// the option, apply gets the event person.erased, unless Only excludes it.
+func Erased(fn func(ctx context.Context, tx pgx.Tx, tenant int64, person event.ID) error) subscribe.Option {
+	return option("Erased", func(o *options) { o.erased = fn })
+}
+
+// filler fills a projection from exports.
+type filler struct {
+	*projection
+	claim   consumers.Bootstrap
+	expired chan consumers.Start
+}
+
+func (p *projection) filler(pool *pgxpool.Pool) *filler {
+	return &filler{p, consumers.Bootstrap{Pool: pool, Consumer: p.Name(), Owner: lease.Owner(p.Name()), Takeover: p.Takeover},
+		make(chan consumers.Start, 1)}
+}
+
+// expire makes refill run soon.
+func (f *filler) expire(at consumers.Start) {
+	select {
+	case f.expired <- at:
+	default: // it runs
+	}
+}
+
+// fill returns nil when the projection has positions on the streams, or ctx has ended. Without the
+// option Bootstrap it does nothing.
+func (f *filler) fill(ctx context.Context) error {
+	for failures := 0; ctx.Err() == nil && f.clear != nil; {
+		mine, filled, err := f.claim.Claim(ctx)
+		if filled {
+			return nil
+		}
+		if mine {
+			err = f.export(ctx)
+		}
+		switch {
+		case mine && err == nil:
+			return nil
+		case client.HasCode(err, client.CodeExportOutdated):
+			f.Log.InfoContext(ctx, "an export no longer joins the streams; beginning again", "err", err)
+			err = f.claim.Restart(ctx, f.clear)
+		case isRefused(err):
+			return err
+		}
+		if failures++; err == nil || errors.Is(err, consumers.ErrClaim) {
+			failures = 1 // another instance works
+		} else {
+			settings.SetReady(f.Health, func(context.Context) error { return err })
+			f.Log.WarnContext(ctx, "reading exports failed, retrying", "err", err)
+		}
+		work.Sleep(ctx, work.Retry(failures))
+	}
+	return nil
+}
+
+// isRefused reports an answer of the API that no retry changes.
+func isRefused(err error) bool {
+	p, ok := errors.AsType[*client.Problem](err)
+	return ok && p.Status >= 400 && p.Status < 500 && p.Status != 408 && p.Status != 429 && p.Code != client.CodeExportOutdated
+}
+
+// export reads what is missing of all exports, and joins the streams.
+func (f *filler) export(ctx context.Context) error {
+	for _, c := range f.clients {
+		for _, plural := range f.plurals() {
+			if err := f.exportOf(ctx, c, plural); err != nil {
+				return fmt.Errorf("export %s: %w", plural, err)
+			}
+		}
+	}
+	return f.claim.Join(ctx, func(all []consumers.Exported) (map[int]consumers.Start, error) {
+		exports := make([][]Position, len(all))
+		for i := range all {
+			if err := json.Unmarshal(all[i].Streams, &exports[i]); err != nil {
+				return nil, err
+			}
+		}
+		return starts(exports), nil
+	})
+}
+
+// plurals returns the kinds that the projection wants, as the paths of their exports name them.
+func (f *filler) plurals() (all []string) {
+	for _, k := range f.Kinds.AllEdges() {
+		if f.Wants(k.Name) {
+			all = append(all, k.Plural)
+		}
+	}
+	for _, k := range f.Kinds.AllChildren() {
+		if f.Wants(k.Name) {
+			all = append(all, k.Plural)
+		}
+	}
+	if f.Wants(event.AggregateThread) {
+		all = append(all, "threads")
+	}
+	return all
+}
+
+func (f *filler) exportOf(ctx context.Context, c *client.Client, plural string) error {
+	at, err := f.begin(ctx, c, plural)
+	if err != nil || at.Done {
+		return err
+	}
+	var states []event.Event
+	save := func() error {
+		err := f.claim.Save(ctx, at, func(tx pgx.Tx) error {
+			if len(states) == 0 {
+				return nil
+			}
+			return f.Apply(ctx, tx, states)
+		})
+		states = states[:0]
+		return err
+	}
+	for state, err := range c.Export(plural).Resume(at.Cursor, at.After).All(ctx) {
+		if err != nil {
+			return err
+		}
+		e, err := stateEvent(at.Tenant, state)
+		if err != nil {
+			return err
+		}
+		states, at.After = append(states, e), state.After
+		if len(states) == f.Batch {
+			if err := save(); err != nil {
+				return err
+			}
+		}
+	}
+	at.Done = true
+	return save()
+}
+
+// begin returns how far an export is read. It asks for the first state, because only an answer
+// says whose export it is.
+func (f *filler) begin(ctx context.Context, c *client.Client, plural string) (at consumers.Exported, err error) {
+	x := c.Export(plural, client.ExportLines(1))
+	for _, err := range x.All(ctx) {
+		if err != nil {
+			return at, err
+		}
+		break
+	}
+	head := x.Head()
+	all, err := f.claim.Progress(ctx)
+	if i := slices.IndexFunc(all, func(p consumers.Exported) bool { return p.Tenant == head.Tenant && p.Kind == head.Kind }); i >= 0 {
+		return all[i], err
+	}
+	if err != nil {
+		return at, err
+	}
+	at = consumers.Exported{Tenant: head.Tenant, Kind: head.Kind, Cursor: head.Cursor}
+	if at.Streams, err = json.Marshal(head.Streams); err != nil {
+		return at, err
+	}
+	return at, f.claim.Save(ctx, at, func(pgx.Tx) error { return nil })
+}
+
+// stateEvent returns an exported state as an event.
+func stateEvent(tenant int64, s client.ExportState) (e event.Event, err error) {
+	name := strings.Split(s.Type, ".") // tidings.KIND.EVENT.vN
+	if len(name) != 4 {
+		return e, fmt.Errorf("the export has a state of type %.80q", s.Type)
+	}
+	version, err := strconv.Atoi(strings.TrimPrefix(name[3], "v"))
+	if err != nil {
+		return e, fmt.Errorf("the export has a state of type %.80q", s.Type)
+	}
+	return event.Event{TenantID: tenant, AggregateType: name[1], AggregateID: event.ID(s.Subject), Type: name[2], Version: version,
+		Payload: s.Data}, nil
+}
+
+// refill fills the projection again each time that events have expired before it read them.
+func (f *filler) refill(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case at := <-f.expired:
+			if f.clear == nil {
+				continue
+			}
+			f.Log.WarnContext(ctx, "events expired before they were read; filling the projection from exports", "stream", at.Stream,
+				"seq", at.Seq)
+			err := f.claim.Reset(ctx, at, f.clear)
+			if err == nil {
+				err = f.fill(ctx)
+			}
+			if isRefused(err) {
+				return err
+			}
+			if err != nil {
+				f.Log.WarnContext(ctx, "filling the projection failed, retrying", "err", err) // the consumer reports it again
+			}
+		}
+	}
+}
