@@ -94,7 +94,7 @@ func TestCommandsWorkWithTheOutboxAlone(t *testing.T) {
 	}
 	says(exitOK, "upstream order: added", "upstream", "add", "order", "--file", file)
 	says(exitOK, "com.example.order.paid.v1", "upstream", "list", "--json")
-	says(exitOK, "4 files", "contracts", "write", dir)
+	says(exitOK, "5 files", "contracts", "write", dir)
 
 	for _, command := range []string{"kinds list", "token list", "verify", "replay --consumer archiver", "restore --since 1h",
 		"edges remove --tenant 1 --id 1",
