@@ -80,7 +80,7 @@ func TestStatusAnswersWithoutNATSOrPostgreSQL(t *testing.T) {
 		t.Fatal(err)
 	}
 	check("beside a subscriber and a refusal", exitAgain,
-		[]string{"mailer             " + cfg.StreamName(0) + "  1       1               0            0.", "working\n",
+		[]string{"mailer             " + cfg.StreamName(0) + "  1       1               0            ", "working\n",
 			"threadcache-host-7 could not serve partition 0 of threadcache, and does not take it back before 2"}, "passing")
 	n.Kill(t)
 	check("without NATS", exitAgain, []string{"NATS is unavailable (" + n.URL + "): ", "3 messages failed",
