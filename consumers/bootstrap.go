@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/work"
 )
 
 // Bootstrap is the claim of one instance to fill a projection from exports. The table
@@ -42,25 +43,42 @@ type Exported struct {
 	Done    bool
 }
 
-// claimSQL makes or renews a claim: of a consumer without offsets, or that is being filled. Index:
+// takeSQL renews the claim of its owner, or takes one without a sign of life. Index:
 // consumer_bootstraps_pkey. Locks: the claim.
+const takeSQL = `
+UPDATE /* consumers.take_claim */ consumer_bootstraps SET owner = @owner, moved_at = clock_timestamp()
+ WHERE consumer_name = @consumer AND tenant = 0 AND (owner = @owner OR moved_at < clock_timestamp() - @takeover::interval)`
+
+// claimSQL makes the claim on a consumer without offsets. Index: consumer_bootstraps_pkey. Locks:
+// the claim; it waits for a Join.
 const claimSQL = `
-INSERT /* consumers.claim */ INTO consumer_bootstraps AS b (consumer_name, tenant, kind, owner, moved_at)
-SELECT @consumer, 0, '', @owner, clock_timestamp()
- WHERE EXISTS (SELECT FROM consumer_bootstraps WHERE consumer_name = @consumer)
-    OR NOT EXISTS (SELECT FROM consumer_offsets WHERE consumer_name = @consumer)
-    ON CONFLICT (consumer_name, tenant, kind) DO UPDATE SET owner = EXCLUDED.owner, moved_at = EXCLUDED.moved_at
- WHERE b.owner = EXCLUDED.owner OR b.moved_at < clock_timestamp() - @takeover::interval`
+INSERT /* consumers.claim */ INTO consumer_bootstraps (consumer_name, tenant, kind, owner)
+SELECT @consumer, 0, '', @owner WHERE NOT EXISTS (SELECT FROM consumer_offsets WHERE consumer_name = @consumer)
+    ON CONFLICT DO NOTHING`
 
 // fillingSQL finds the claim. Index: consumer_bootstraps_pkey. Locks: none.
 const fillingSQL = `SELECT /* consumers.filling */ EXISTS (SELECT FROM consumer_bootstraps WHERE consumer_name = @consumer)`
+
+// errJoined rolls back a claim that waited for the Join of another one.
+var errJoined = errors.New("consumers: the projection reads the streams")
 
 // Claim claims the projection. mine reports that this instance fills it, and filled that it reads
 // the streams already. If both are false, another instance fills it.
 func (b *Bootstrap) Claim(ctx context.Context) (mine, filled bool, err error) {
 	err = postgres.InTx(ctx, b.Pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		tag, err := tx.Exec(ctx, claimSQL, b.args())
+		tag, err := tx.Exec(ctx, takeSQL, pgx.StrictNamedArgs{"consumer": b.Consumer, "owner": b.Owner,
+			"takeover": pgtype.Interval{Microseconds: b.Takeover.Microseconds(), Valid: true}})
 		if mine = err == nil && tag.RowsAffected() > 0; mine || err != nil {
+			return err
+		}
+		if tag, err = tx.Exec(ctx, claimSQL, pgx.StrictNamedArgs{"consumer": b.Consumer, "owner": b.Owner}); err != nil {
+			return err
+		}
+		if tag.RowsAffected() > 0 {
+			joined, err := HasOffset(ctx, tx, b.Consumer)
+			if mine = !joined; joined && err == nil {
+				err = errJoined
+			}
 			return err
 		}
 		var filling bool
@@ -68,15 +86,22 @@ func (b *Bootstrap) Claim(ctx context.Context) (mine, filled bool, err error) {
 		filled = !filling
 		return err
 	})
+	if errors.Is(err, errJoined) {
+		return false, true, nil
+	}
 	if err != nil {
 		return false, false, fmt.Errorf("claim the bootstrap of consumer %s: %w", b.Consumer, err)
 	}
 	return mine, filled, nil
 }
 
-func (b *Bootstrap) args() pgx.StrictNamedArgs {
-	return pgx.StrictNamedArgs{"consumer": b.Consumer, "owner": b.Owner,
-		"takeover": pgtype.Interval{Microseconds: b.Takeover.Microseconds(), Valid: true}}
+// Keep renews the claim until ctx ends or another instance has it.
+func (b *Bootstrap) Keep(ctx context.Context) {
+	for work.Sleep(ctx, b.Takeover/3) == nil {
+		if err := b.tx(ctx, func(pgx.Tx) error { return nil }); errors.Is(err, ErrClaim) {
+			return
+		}
+	}
 }
 
 // renewSQL renews the claim of its owner. Index: consumer_bootstraps_pkey. Locks: the claim.
@@ -151,11 +176,16 @@ func (b *Bootstrap) Join(ctx context.Context, starts func([]Exported) (map[int]S
 		if err := StartAt(ctx, tx, b.Consumer, at); err != nil {
 			return err
 		}
-		if _, err := tx.Exec(ctx, endSQL, pgx.StrictNamedArgs{"consumer": b.Consumer}); err != nil {
-			return fmt.Errorf("end the bootstrap of consumer %s: %w", b.Consumer, err)
-		}
-		return nil
+		return EndBootstrap(ctx, tx, b.Consumer)
 	})
+}
+
+// EndBootstrap ends the claim on a consumer. Its owner finds that out with its next transaction.
+func EndBootstrap(ctx context.Context, tx pgx.Tx, consumer string) error {
+	if _, err := tx.Exec(ctx, endSQL, pgx.StrictNamedArgs{"consumer": consumer}); err != nil {
+		return fmt.Errorf("end the bootstrap of consumer %s: %w", consumer, err)
+	}
+	return nil
 }
 
 // restartSQL deletes the progress, and leaves the claim. Index: consumer_bootstraps_pkey. Locks:
@@ -184,6 +214,11 @@ SELECT /* consumers.at */ NOT EXISTS (SELECT FROM consumer_offsets WHERE consume
 // consumer_dead_letters_aggregate_idx. Locks: the rows; the offsets are held.
 const dropLettersSQL = `DELETE /* consumers.drop_letters */ FROM consumer_dead_letters WHERE consumer_name = @consumer`
 
+// resetSQL makes the claim on a consumer that has offsets. Index: consumer_bootstraps_pkey. Locks:
+// the claim.
+const resetSQL = `
+INSERT /* consumers.reset */ INTO consumer_bootstraps (consumer_name, tenant, kind, owner) VALUES (@consumer, 0, '', @owner)`
+
 // Reset begins a bootstrap of a consumer whose next events expired (Deps.Expired), unless it has
 // moved on since, or an instance has begun one. clear empties the projection's tables. The offsets
 // stay: what the consumer reads meanwhile is newer than the exports, and Join moves the others
@@ -201,8 +236,7 @@ func (b *Bootstrap) Reset(ctx context.Context, expired Start, clear func(ctx con
 			"seq": int64(expired.Seq)}).Scan(&at); err != nil || !at {
 			return err
 		}
-		if _, err := tx.Exec(ctx, `INSERT /* consumers.reset */ INTO consumer_bootstraps (consumer_name, tenant, kind, owner)
-			VALUES (@consumer, 0, '', @owner)`, pgx.StrictNamedArgs{"consumer": b.Consumer, "owner": b.Owner}); err != nil {
+		if _, err := tx.Exec(ctx, resetSQL, pgx.StrictNamedArgs{"consumer": b.Consumer, "owner": b.Owner}); err != nil {
 			return err
 		}
 		if _, err := tx.Exec(ctx, dropLettersSQL, pgx.StrictNamedArgs{"consumer": b.Consumer}); err != nil {

@@ -101,3 +101,24 @@ func TestAProjectionHearsOfErasedPersonsInTheirPlace(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
+
+// TestAReplayEndsABootstrap: the tables are empty, so its states would be missing.
+func TestAReplayEndsABootstrap(t *testing.T) {
+	r := newRig(t, 1)
+	pool := r.logged()
+	if err := projector.Migrate(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pool.Exec(t.Context(), `INSERT INTO consumer_bootstraps (consumer_name, tenant, kind, after)
+		VALUES ('search', 0, '', ''), ('search', 1, 'follow', '7'), ('other', 0, '', '')`); err != nil {
+		t.Fatal(err)
+	}
+	if err := projector.Replay(t.Context(), pool, "search", noClear); err != nil {
+		t.Fatal(err)
+	}
+	var left string
+	if err := pool.QueryRow(t.Context(), `SELECT string_agg(consumer_name, ',') FROM consumer_bootstraps`).Scan(&left); err != nil ||
+		left != "other" {
+		t.Errorf("left are %q, %v", left, err)
+	}
+}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -102,7 +103,7 @@ func (f *filler) fill(ctx context.Context) error {
 			return nil
 		}
 		if mine {
-			err = f.export(ctx)
+			err = f.exportAll(ctx)
 		}
 		switch {
 		case mine && err == nil:
@@ -128,6 +129,16 @@ func (f *filler) fill(ctx context.Context) error {
 func isRefused(err error) bool {
 	p, ok := errors.AsType[*client.Problem](err)
 	return ok && p.Status >= 400 && p.Status < 500 && p.Status != 408 && p.Status != 429 && p.Code != client.CodeExportOutdated
+}
+
+// exportAll exports while it renews the claim: the API may take longer for an answer than Takeover.
+func (f *filler) exportAll(ctx context.Context) error {
+	keeping, stop := context.WithCancel(ctx)
+	var kept sync.WaitGroup
+	kept.Go(func() { f.claim.Keep(keeping) })
+	defer kept.Wait()
+	defer stop()
+	return f.export(ctx)
 }
 
 // export reads what is missing of all exports, and joins the streams.

@@ -263,6 +263,9 @@ const forgetFilterSQL = `DELETE /* subscribe.forget_filter */ FROM consumer_filt
 // projection stops: fill it from exports instead.
 func Replay(ctx context.Context, pool *pgxpool.Pool, name string, clear func(ctx context.Context, tx pgx.Tx) error) error {
 	return postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		if err := consumers.EndBootstrap(ctx, tx, name); err != nil { // before the offsets, as Join does
+			return err
+		}
 		if err := consumers.Forget(ctx, tx, name); err != nil {
 			return err
 		}

@@ -359,6 +359,17 @@ test('wrong arguments are refused', async () => {
   await handle(nc, 'mailer', 'play.*', none, { declared: ['play.created'], signal: stopped });
 });
 
+test('a consumer that is not made for the subscriber is refused', async () => {
+  const rig = await newRig();
+  const durable = (name, filter, metadata) => jsm.consumers.add(`${rig.stream}-0`, {
+    durable_name: `${name}-follow-created`, filter_subject: filter, ack_policy: AckPolicy.Explicit, ack_wait: 5e9, metadata,
+  });
+  await durable('other', `${rig.prefix}.*.*.like.created`);
+  await durable('kept', `${rig.prefix}.*.*.follow.created`, { 'tidings-filter': 'follow.created' });
+  await assert.rejects(rig.start(() => {}, {}, 'other').ended, { code: 'filter' });
+  await assert.rejects(rig.start(() => {}, {}, 'kept').ended, { code: 'option' });
+});
+
 test('a subscriber begins at since', async () => {
   const rig = await newRig();
   await rig.publish(1, 1);

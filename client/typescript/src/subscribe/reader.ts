@@ -69,6 +69,7 @@ export class Reader {
       try {
         await this.#session(signal, had);
       } catch (error) {
+        if (error instanceof SubscribeError) this.sub.fail(error);
         if (signal.aborted) break;
         if (had.events > 0) failures = 1;
         this.sub.trouble(this.of.stream, error);
@@ -182,13 +183,13 @@ export class Reader {
     }
     const was = have.config;
     if (was.filter_subject !== subject || was.ack_policy !== AckPolicy.Explicit) {
-      throw new Error(`the consumer ${durable} of stream ${stream} is not this subscriber's: its filter is ${was.filter_subject}`);
+      throw new SubscribeError('filter', `the consumer ${durable} of stream ${stream} is not this subscriber's: its filter is ${was.filter_subject}`);
     }
     const inOrder = was.priority_policy === 'pinned_client';
     if (was.metadata?.['tidings-filter']) {
       this.sub.kept = true;
       if (was.ack_wait !== settings.ack_wait || inOrder !== s.inOrder) {
-        throw new Error(`the consumer ${durable} of stream ${stream} was created with --ack-wait ${was.ack_wait! / 1e9}s and ` +
+        throw new SubscribeError('option', `the consumer ${durable} of stream ${stream} was created with --ack-wait ${was.ack_wait! / 1e9}s and ` +
           `--in-order=${inOrder}: the options takeover and inOrder must say the same`);
       }
     } else if (was.ack_wait !== settings.ack_wait || was.max_ack_pending !== settings.max_ack_pending ||
