@@ -294,8 +294,7 @@ test('a tenant reads through the consumers that an operator created', async () =
   for (const id of ids) assert.deepEqual(d.versions.get(`${id}`), [1, 2]);
   assert.ok(rig.quiet.some(([m, { stream }]) => /^the stream has ended/.test(m) && stream === `${rig.stream}-0`));
   const other = rig.start(d.note, { tenant: '1', takeover: 3000 });
-  await until(() => rig.quiet.some(([, { error }]) => /was created with --ack-wait 2s and --in-order=false/.test(error?.message)));
-  await other.stop();
+  await assert.rejects(other.ended, { code: 'option', message: /was created with --ack-wait 2s and --in-order=false/ });
 });
 
 test('a call that takes longer than takeover is not delivered again', async () => {
@@ -477,5 +476,6 @@ test('a process survives what happens to NATS, and its successor what happens to
   });
   assert.deepEqual(await p.kill('SIGTERM'), [0, null]);
   const odd = Array.from({ length: (version + 1) / 2 }, (_, i) => 2 * i + 1);
-  for (const id of ids) assert.deepEqual(versions().get(`${id}`), odd, `follower ${id}`);
+  // Without inOrder, an event that the killed process had in hand comes after takeover, behind later ones.
+  for (const id of ids) assert.deepEqual(versions().get(`${id}`).sort((a, b) => a - b), odd, `follower ${id}`);
 });
