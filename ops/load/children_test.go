@@ -204,7 +204,7 @@ func TestRepliesToARefusedCommentAreNotSent(t *testing.T) {
 }
 
 func TestALoadOfThreadsEndsAtOnceWhenRefused(t *testing.T) {
-	srv := httptest.NewServer(&api{follows: map[string]bool{}})
+	srv := httptest.NewServer(&api{follows: map[[2]string]bool{}})
 	defer srv.Close()
 	err := loader(t, srv.URL, time.Minute).RunChildren(t.Context(),
 		GenerateChildren(comments, ChildSpec{Objects: 1, Children: 100, Seed: 1}))

@@ -23,6 +23,7 @@ type Kinds struct {
 // EdgeKind is a kind of edges.
 type EdgeKind struct {
 	Name, Plural, From, To string
+	Ends                   [2]string // the members that name both ends
 	Self                   bool
 	Attributes             Schema
 

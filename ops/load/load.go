@@ -51,11 +51,11 @@ type Stats struct {
 	Changed int64  // changes of children and threads: edits, deletions, moderation, settings
 	Existed int64  // edges or children that existed already, perhaps from a request whose answer was lost
 	Refused int64  // requests that the state does not allow (409), and replies to refused children
-	Retried int64  // requests that were sent a second time
+	Retried int64  // requests that were sent a second time, for all their edges or for some
 	Waiting string // why requests fail now; empty while they succeed
 }
 
-// Done returns the number of requests with a final answer.
+// Done returns the number of edges, or of requests about children, with a final answer.
 func (s Stats) Done() int64 { return s.Created + s.Changed + s.Existed + s.Refused }
 
 // RefusedError reports that the API refuses a request, or every request (a wrong token, a missing
@@ -81,6 +81,11 @@ const (
 	firstBackoff   = 50 * time.Millisecond
 	maxBackoff     = 2 * time.Second
 	maxRetryAfter  = 30 * time.Second // the server may ask for more
+
+	// maxEdges and maxBytes of attributes bound a request. The API writes a hundred operations of a
+	// batch in one transaction, and takes 4 MiB by default.
+	maxEdges = 100
+	maxBytes = 1 << 20
 )
 
 // Loader sends edges or children. Make one with New for each load.
@@ -119,22 +124,37 @@ func (l *Loader) Stats() Stats {
 		Retried: l.retried.Load(), Waiting: l.waiting}
 }
 
-// Run sends every edge of a kind and returns when each has an answer. If edges yields an error, Run
-// sends the edges before it and returns the error. A *RefusedError, or no success within RetryFor,
-// ends Run at once. When ctx ends, Run takes no more edges, lets the requests in progress finish
-// for up to 5 s, and returns the cause of ctx.
+// Run sends every edge of a kind, in batches, and returns when each has an answer. If edges yields an
+// error, Run sends the edges before it and returns the error. A *RefusedError, or no success within
+// RetryFor, ends Run at once. When ctx ends, Run takes no more edges, lets the requests in progress
+// finish for up to 5 s, and returns the cause of ctx.
 func (l *Loader) Run(ctx context.Context, k EdgeKind, edges iter.Seq2[Edge, error]) error {
 	defer l.client.Close()
 	return l.run(ctx, func(yield func(job, error) bool) {
+		b := batch{kind: k}
+		flush := func() bool {
+			full := b
+			b = batch{kind: k}
+			put := func(ctx context.Context) (time.Duration, error) { return l.put(ctx, &full) }
+			return len(full.edges) == 0 || yield(job{do: put}, nil)
+		}
 		for e, err := range edges {
-			if !yield(job{do: func(ctx context.Context) (time.Duration, error) { return l.put(ctx, k, e) }}, err) {
+			switch {
+			case err != nil:
+				if flush() {
+					yield(job{}, err)
+				}
+				return
+			case (len(b.edges) == maxEdges || b.bytes+len(e.Attributes) > maxBytes) && !flush():
 				return
 			}
+			b.edges, b.bytes = append(b.edges, e), b.bytes+len(e.Attributes)
 		}
+		flush()
 	})
 }
 
-// job is one request.
+// job is one request, or several that follow each other.
 type job struct {
 	after <-chan struct{} // the job waits until this is closed; nil: it does not wait
 	do    func(ctx context.Context) (retryAfter time.Duration, err error)
@@ -230,25 +250,78 @@ func (l *Loader) setWaiting(why string) {
 	l.waiting = why
 }
 
-// put sends one edge. Its errors are those of request.
-func (l *Loader) put(ctx context.Context, k EdgeKind, e Edge) (after time.Duration, err error) {
-	path := "/v1/" + k.Plural + "/" + e.From.String() + "/" + e.To.String()
-	var attributes any
-	if e.Attributes != "" {
-		attributes = json.RawMessage(e.Attributes)
-	}
-	resp, refused, after, err := l.request(ctx, http.MethodPut, path, attributes, nil)
-	switch {
-	case err != nil:
-		return after, err
-	case refused != nil:
-		return 0, &RefusedError{Line: e.Line, What: fmt.Sprintf("%s -> %s", e.From, e.To), Status: resp.Status, Reason: reason(refused)}
-	case resp.Status == http.StatusCreated:
-		l.created.Add(1)
-	default:
-		l.existed.Add(1)
+// batch has edges that the API has not answered yet.
+type batch struct {
+	kind  EdgeKind
+	edges []Edge
+	bytes int // of attributes
+	limit int // edges per request, after the API refused more; 0: all
+}
+
+// outcome is the API's answer to one edge of a batch.
+type outcome struct {
+	Status  int
+	Problem *client.Problem
+}
+
+// put sends the edges of a batch, and removes those that have an answer. Its errors are those of
+// request.
+func (l *Loader) put(ctx context.Context, b *batch) (after time.Duration, err error) {
+	for len(b.edges) > 0 {
+		n := min(len(b.edges), cmp.Or(b.limit, maxEdges))
+		operations := make([]map[string]any, n)
+		for i, e := range b.edges[:n] {
+			operations[i] = map[string]any{"op": "put", b.kind.Ends[0]: e.From, b.kind.Ends[1]: e.To}
+			if e.Attributes != "" {
+				operations[i]["attributes"] = json.RawMessage(e.Attributes)
+			}
+		}
+		var answer struct{ Items []outcome }
+		resp, refused, after, err := l.request(ctx, http.MethodPost, "/v1/"+b.kind.Plural+":batch",
+			map[string]any{"operations": operations}, &answer)
+		switch {
+		case err != nil:
+			return after, err
+		case resp.Status == http.StatusRequestEntityTooLarge && n > 1: // more than the token may write per window, or too long
+			b.limit = n / 2
+			continue
+		case refused != nil:
+			return 0, b.edges[0].refused(resp.Status, refused)
+		case len(answer.Items) != n:
+			return 0, fmt.Errorf("the API has %d answers to %d edges", len(answer.Items), n)
+		}
+		if err := l.settle(b, answer.Items); err != nil {
+			return asked(err), err
+		}
 	}
 	return 0, nil
+}
+
+// settle counts and removes the first edges of a batch, which have these outcomes. It keeps those
+// to send again, and returns why.
+func (l *Loader) settle(b *batch, outcomes []outcome) (err error) {
+	var again []Edge
+	for i, o := range outcomes {
+		switch e := b.edges[i]; {
+		case o.Status == http.StatusCreated:
+			l.created.Add(1)
+		case o.Problem == nil:
+			l.existed.Add(1)
+		case transient(o.Status):
+			again, err = append(again, e), o.Problem
+		default:
+			return e.refused(o.Status, o.Problem)
+		}
+	}
+	if len(again) < len(outcomes) {
+		l.progress.Store(int64(time.Since(l.start)))
+	}
+	b.edges = append(again, b.edges[len(outcomes):]...)
+	return err
+}
+
+func (e Edge) refused(status int, why error) error {
+	return &RefusedError{Line: e.Line, What: fmt.Sprintf("%s -> %s", e.From, e.To), Status: status, Reason: reason(why)}
 }
 
 // request sends one request and decodes the answer into result. refused is the reason if the API
@@ -261,10 +334,15 @@ func (l *Loader) request(ctx context.Context, method, path string, body, result 
 	switch {
 	case err == nil:
 		return resp, nil, 0, nil
-	case status == 0 || status >= 500 || status == http.StatusTooManyRequests || status == http.StatusRequestTimeout:
+	case transient(status):
 		return resp, nil, min(asked(err), maxRetryAfter), err
 	}
 	return resp, err, 0, nil
+}
+
+// transient reports whether a request with this status may succeed later. 0: there was no answer.
+func transient(status int) bool {
+	return status == 0 || status >= 500 || status == http.StatusTooManyRequests || status == http.StatusRequestTimeout
 }
 
 // asked returns how long the API asks the client to wait.

@@ -2,6 +2,7 @@ package load
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -23,7 +24,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // Kinds that the tests load.
 var (
-	follows  = EdgeKind{Name: "follow", Plural: "follows", From: "user", To: "user"}
+	follows  = EdgeKind{Name: "follow", Plural: "follows", From: "user", To: "user", Ends: [2]string{"follower_id", "followee_id"}}
 	comments = ChildKind{Name: "comment", Plural: "comments", Parent: "post", Parents: "posts", Threaded: true, Moderated: true}
 )
 
@@ -35,25 +36,53 @@ func graph(users, edges int64, seed uint64) Spec {
 // api is the part of the API that a loader uses. It keeps the follows that it receives.
 type api struct {
 	mu      sync.Mutex
-	follows map[string]bool
+	follows map[[2]string]bool
+	most    int            // operations of a request; 0: no limit
+	busy    func(int) bool // whether the API refuses the n-th operation for now; nil: none
+	n       int
 }
 
 func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	pair, ok := strings.CutPrefix(r.URL.Path, "/v1/follows/")
-	if !ok || r.Method != http.MethodPut || r.Header.Get("Authorization") != "Bearer secret" {
+	var body struct {
+		Operations []struct {
+			Op       string
+			Follower string `json:"follower_id"`
+			Followee string `json:"followee_id"`
+		}
+	}
+	status, problem := 0, ""
+	switch {
+	case r.Method != http.MethodPost || r.URL.Path != "/v1/follows:batch" || r.Header.Get("Authorization") != "Bearer secret" ||
+		json.NewDecoder(r.Body).Decode(&body) != nil:
+		status, problem = http.StatusUnauthorized, `{"title":"Unauthorized","detail":"no such token","code":"unauthorized"}`
+	case a.most > 0 && len(body.Operations) > a.most:
+		status, problem = http.StatusRequestEntityTooLarge, `{"code":"too-many-operations"}`
+	}
+	if status != 0 {
 		w.Header().Set("Content-Type", "application/problem+json")
-		w.WriteHeader(http.StatusUnauthorized)
-		io.WriteString(w, `{"title":"Unauthorized","detail":"no such token","code":"unauthorized"}`) //nolint:errcheck // a test's answer
+		w.WriteHeader(status)
+		io.WriteString(w, problem) //nolint:errcheck // a test's answer
 		return
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.follows[pair] {
-		w.WriteHeader(http.StatusOK)
-		return
+	var items []string
+	for _, op := range body.Operations {
+		pair := [2]string{op.Follower, op.Followee}
+		a.n++
+		switch {
+		case op.Op != "put" || op.Follower == "" || op.Followee == "":
+			items = append(items, `{"status":422,"problem":{"code":"validation","title":"bad"}}`)
+		case a.busy != nil && a.busy(a.n):
+			items = append(items, `{"status":503,"problem":{"code":"overloaded","title":"busy"}}`)
+		case a.follows[pair]:
+			items = append(items, `{"status":200}`)
+		default:
+			a.follows[pair] = true
+			items = append(items, `{"status":201}`)
+		}
 	}
-	a.follows[pair] = true
-	w.WriteHeader(http.StatusCreated)
+	fmt.Fprintf(w, `{"items":[%s]}`, strings.Join(items, ",")) //nolint:errcheck // a test's answer
 }
 
 func loader(t *testing.T, url string, retryFor time.Duration) *Loader {
@@ -76,7 +105,7 @@ func generated(spec Spec) iter.Seq2[Edge, error] {
 }
 
 func TestLoadTwice(t *testing.T) {
-	a := &api{follows: map[string]bool{}}
+	a := &api{follows: map[[2]string]bool{}}
 	srv := httptest.NewServer(a)
 	defer srv.Close()
 	for _, want := range []Stats{{Created: 500}, {Existed: 500}} {
@@ -94,7 +123,7 @@ func TestLoadTwice(t *testing.T) {
 }
 
 func TestLoadRetriesUntilTheServerIsBack(t *testing.T) {
-	a := &api{follows: map[string]bool{}}
+	a := &api{follows: map[[2]string]bool{}}
 	var n atomic.Int64
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch i := n.Add(1); {
@@ -112,16 +141,44 @@ func TestLoadRetriesUntilTheServerIsBack(t *testing.T) {
 	}))
 	defer srv.Close()
 	l := loader(t, srv.URL, time.Minute)
-	if err := l.Run(t.Context(), follows, generated(graph(50, 200, 1))); err != nil {
+	if err := l.Run(t.Context(), follows, generated(graph(100, 2000, 1))); err != nil {
 		t.Fatal(err)
 	}
-	if got := l.Stats(); got.Done() != 200 || got.Retried == 0 || got.Existed == 0 || got.Waiting != "" || len(a.follows) != 200 {
+	if got := l.Stats(); got.Done() != 2000 || got.Retried == 0 || got.Existed == 0 || got.Waiting != "" || len(a.follows) != 2000 {
 		t.Errorf("%+v, %d follows", got, len(a.follows))
 	}
 }
 
+// The API refuses a part of a batch for now, and batches that are larger than the token may write.
+func TestLoadSendsTheRestOfABatchAgain(t *testing.T) {
+	a := &api{follows: map[[2]string]bool{}, most: 30, busy: func(n int) bool { return n%7 == 0 }}
+	srv := httptest.NewServer(a)
+	defer srv.Close()
+	l := loader(t, srv.URL, time.Minute)
+	if err := l.Run(t.Context(), follows, generated(graph(50, 250, 1))); err != nil {
+		t.Fatal(err)
+	}
+	if got := l.Stats(); got.Created != 250 || got.Existed != 0 || got.Retried == 0 || got.Waiting != "" || len(a.follows) != 250 {
+		t.Errorf("%+v, %d follows", got, len(a.follows))
+	}
+}
+
+func TestLoadEndsAtAnEdgeThatTheAPIRefuses(t *testing.T) {
+	a := &api{follows: map[[2]string]bool{}}
+	srv := httptest.NewServer(a)
+	defer srv.Close()
+	l := loader(t, srv.URL, time.Minute)
+	edges := func(yield func(Edge, error) bool) {
+		_ = yield(Edge{"1", "2", "", 1}, nil) && yield(Edge{"1", "", "", 2}, nil)
+	}
+	var refused *RefusedError
+	if err := l.Run(t.Context(), follows, edges); !errors.As(err, &refused) || refused.Line != 2 || refused.Status != 422 {
+		t.Errorf("error %v, want 422 of line 2", err)
+	}
+}
+
 func TestLoadSendsWhatComesBeforeABadLine(t *testing.T) {
-	a := &api{follows: map[string]bool{}}
+	a := &api{follows: map[[2]string]bool{}}
 	srv := httptest.NewServer(a)
 	defer srv.Close()
 	l := loader(t, srv.URL, time.Minute)
@@ -136,7 +193,7 @@ func TestLoadSendsWhatComesBeforeABadLine(t *testing.T) {
 }
 
 func TestLoadEndsAtOnceWhenRefused(t *testing.T) {
-	srv := httptest.NewServer(&api{follows: map[string]bool{}})
+	srv := httptest.NewServer(&api{follows: map[[2]string]bool{}})
 	defer srv.Close()
 	l, err := New(Config{URL: srv.URL, Token: "wrong", Concurrency: 2, RetryFor: time.Minute})
 	if err != nil {
@@ -161,7 +218,7 @@ func TestLoadGivesUpWithoutProgress(t *testing.T) {
 }
 
 func TestLoadStopsWithContext(t *testing.T) {
-	a := &api{follows: map[string]bool{}}
+	a := &api{follows: map[[2]string]bool{}}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var n atomic.Int64

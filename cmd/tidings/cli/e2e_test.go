@@ -32,7 +32,7 @@ type counts struct{ Followers, Following int64 }
 
 // The kinds of the loads that follow a graph and write threads.
 var (
-	followKind  = load.EdgeKind{Name: "follow", Plural: "follows", From: "user", To: "user"}
+	followKind  = load.EdgeKind{Name: "follow", Plural: "follows", From: "user", To: "user", Ends: [2]string{"follower_id", "followee_id"}}
 	commentKind = load.ChildKind{Name: "comment", Plural: "comments", Parent: "post", Parents: "posts", Threaded: true, Moderated: true}
 )
 

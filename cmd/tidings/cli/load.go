@@ -57,8 +57,8 @@ func (p Process) loadCommand() *cobra.Command {
 	c := p.command(command{
 		use:   "load (FILE | - | --generate SPEC) [--kind KIND]",
 		short: "Load edges or children of a kind through the API",
-		long: `Load sends one PUT per edge of a graph, or writes generated children. --kind selects the kind
-(tidings kinds list).
+		long: `Load puts the edges of a graph, a hundred per request, or writes generated children. --kind selects
+the kind (tidings kinds list).
 
 FILE, or - for stdin, has one edge per line: FROM TO, two ids separated by tabs or spaces, then the
 attributes as a JSON object if there are any. Load skips empty lines and lines that begin with #.

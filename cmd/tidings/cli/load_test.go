@@ -19,12 +19,16 @@ func TestLoadCommand(t *testing.T) {
 			_, _ = io.WriteString(w,
 				`{"objects":[{"name":"user","plural":"users"},{"name":"post","plural":"posts"}],
 				"children":[{"name":"comment","plural":"comments","parent":"post"}],
-				"edges":[{"name":"follow","plural":"follows","from":"user","to":"user"},
-				{"name":"pin","plural":"pins","from":"user","to":"post"}]}`)
+				"edges":[{"name":"follow","plural":"follows","from":"user","to":"user","ends":["follower_id","followee_id"]},
+				{"name":"pin","plural":"pins","from":"user","to":"post","ends":["user_id","post_id"]}]}`)
 			return
 		}
-		sent.Add(1)
-		w.WriteHeader(http.StatusCreated)
+		var body struct{ Operations []struct{} }
+		if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
+			t.Error(err)
+		}
+		sent.Add(int64(len(body.Operations)))
+		_, _ = io.WriteString(w, `{"items":[`+strings.TrimSuffix(strings.Repeat(`{"status":201},`, len(body.Operations)), ",")+`]}`)
 	}))
 	defer srv.Close()
 	data, file := t.TempDir(), filepath.Join(t.TempDir(), "edges")
