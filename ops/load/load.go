@@ -124,10 +124,10 @@ func (l *Loader) Stats() Stats {
 		Retried: l.retried.Load(), Waiting: l.waiting}
 }
 
-// Run sends every edge of a kind, in batches, and returns when each has an answer. If edges yields an
-// error, Run sends the edges before it and returns the error. A *RefusedError, or no success within
-// RetryFor, ends Run at once. When ctx ends, Run takes no more edges, lets the requests in progress
-// finish for up to 5 s, and returns the cause of ctx.
+// Run sends every edge of a kind, in batches, and returns when each has an answer. If edges yields
+// an error, Run sends the edges before it and returns the error. A *RefusedError, or no success
+// within RetryFor, ends Run at once. When ctx ends, Run takes no more edges, lets the requests in
+// progress finish for up to 5 s, and returns the cause of ctx.
 func (l *Loader) Run(ctx context.Context, k EdgeKind, edges iter.Seq2[Edge, error]) error {
 	defer l.client.Close()
 	return l.run(ctx, func(yield func(job, error) bool) {

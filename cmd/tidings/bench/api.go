@@ -80,6 +80,11 @@ type apiUnderTest struct {
 
 // startAPI starts the API with env on the servers, and the stream that it listens to.
 func (s *servers) startAPI(ctx context.Context, tenants int, env ...string) (*apiUnderTest, error) {
+	return s.startServer(ctx, partAPI, tenants, env...)
+}
+
+// startServer starts the API, or the part that stands in for it.
+func (s *servers) startServer(ctx context.Context, part string, tenants int, env ...string) (*apiUnderTest, error) {
 	if err := s.declare(ctx, 1); err != nil {
 		return nil, err
 	}
@@ -94,12 +99,12 @@ func (s *servers) startAPI(ctx context.Context, tenants int, env ...string) (*ap
 	env = append([]string{"API_ADDR=127.0.0.1:0", "API_CURSOR_KEY=" + strings.Repeat("ab", 32),
 		"API_RATE_READ=off", "API_RATE_WRITE=off", "API_RATE_AUTHOR=off"}, env...)
 	var err error
-	if a.child, err = s.startChild(partAPI, env...); err != nil {
+	if a.child, err = s.startChild(part, env...); err != nil {
 		return nil, err
 	}
 	addr, err := a.out.ReadString('\n')
 	if err != nil {
-		return nil, fmt.Errorf("read the address of the API: %w", err)
+		return nil, fmt.Errorf("read the address of %s: %w", part, err)
 	}
 	a.addr = strings.TrimSpace(addr)
 	return a, nil

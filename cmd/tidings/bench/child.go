@@ -44,6 +44,7 @@ const (
 	partFollowerCounts = followercounts.Name
 	partArchiver       = history.Name
 	partAPI            = "api"
+	partCeiling        = "ceiling"
 	partArchive        = outbox.ArchiveJob
 )
 
@@ -75,7 +76,7 @@ func childCommand() *cobra.Command {
 			}
 			defer stop()
 			reg, role := prometheus.NewRegistry(), postgres.RoleSystem
-			if args[0] == partAPI {
+			if args[0] == partAPI || args[0] == partCeiling {
 				role = postgres.RoleAPI
 			}
 			pool, err := postgres.Open(ctx, cfg.DatabaseURL, cfg.Postgres, role, args[0])
@@ -88,6 +89,8 @@ func childCommand() *cobra.Command {
 				err = cfg.runRelay(ctx, pool, reg)
 			case partAPI:
 				err = cfg.runAPI(ctx, pool, reg, cmd.OutOrStdout())
+			case partCeiling:
+				err = cfg.runCeiling(ctx, pool, cmd.OutOrStdout())
 			case partArchive:
 				err = cfg.runArchive(ctx, pool, reg)
 			case partFollowerCounts:

@@ -30,12 +30,13 @@ func writeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "write", Args: cobra.NoArgs,
 		Short: "Measure single writes over HTTP against pgbench with the same statements",
-		Long: `Write measures writes over HTTP, and compares them with a baseline. Every case starts with empty
-tables.
+		Long: `Write measures writes over HTTP, and compares them with a baseline and a ceiling. Every case starts
+with empty tables.
 
 Case pgbench is the baseline: it runs the two statements of a follow (the row, the outbox message)
 in one transaction, with --clients connections and prepared statements. Without pgbench on the
-machine, case pgx replaces it. Case write sends new follows to the API, a process of its own. Each
+machine, case pgx replaces it. Case ceiling is a server that does nothing but store follows, in
+groups of one round trip each, in the same tables with row security. Case write sends new follows to the API, a process of its own. Each
 of --clients connections sends one request at a time. Case write-comments sends comments with an
 Idempotency-Key to 1,000 posts. --tenants adds the case write-tenants, with follows of that many
 tenants. --hot KIND,... adds the cases write-hot-KIND, with children of each kind under one object.
@@ -75,6 +76,7 @@ type writeResult struct {
 	Seconds           float64  `json:"seconds"`
 	AcceptedPerSecond float64  `json:"accepted_per_second"`
 	Ratio             *float64 `json:"ratio_to_baseline,omitempty"`
+	OfCeiling         *float64 `json:"ratio_to_ceiling,omitempty"`
 	quantiles
 	Refused    *int     `json:"refused,omitempty"` // 503 with Retry-After
 	Errors     *int     `json:"errors,omitempty"`  // any other answer, or no answer
@@ -121,8 +123,10 @@ func (o writeOptions) run(ctx context.Context, s *servers) error {
 		tenants int
 		next    func(client, n int) request
 	}
+	part, ceiling := partCeiling, 0.0
 	comment, _ := kinds.Builtin().Child(event.AggregateComment)
-	cases := []writing{{"write", 1, o.form.follows}, {"write-comments", 1, o.form.childrenUnder(comment, 1000)}}
+	cases := []writing{{partCeiling, 1, o.form.follows}, {"write", 1, o.form.follows},
+		{"write-comments", 1, o.form.childrenUnder(comment, 1000)}}
 	if o.tenants > 0 {
 		cases = append(cases, writing{"write-tenants", o.tenants, o.form.follows})
 	}
@@ -133,10 +137,15 @@ func (o writeOptions) run(ctx context.Context, s *servers) error {
 	wrong := 0
 	for _, c := range cases {
 		r := writeResult{Case: c.name, Clients: o.clients, IDs: o.form}
-		if err := o.measure(ctx, s, &r, c.tenants, c.next); err != nil {
+		if err := o.measure(ctx, s, &r, part, c.tenants, c.next); err != nil {
 			return fmt.Errorf("%s: %w", c.name, err)
 		}
 		r.Ratio = ptr(round(r.AcceptedPerSecond/base.AcceptedPerSecond, 2))
+		if c.name == partCeiling {
+			part, ceiling = partAPI, r.AcceptedPerSecond
+		} else if ceiling > 0 {
+			r.OfCeiling = ptr(round(r.AcceptedPerSecond/ceiling, 2))
+		}
 		if err := s.print(&r); err != nil {
 			return err
 		}
@@ -149,14 +158,15 @@ func (o writeOptions) run(ctx context.Context, s *servers) error {
 }
 
 // measure empties the tables, writes, and sets the results of r.
-func (o writeOptions) measure(ctx context.Context, s *servers, r *writeResult, tenants int, next func(client, n int) request) error {
+func (o writeOptions) measure(ctx context.Context, s *servers, r *writeResult, part string, tenants int,
+	next func(client, n int) request) error {
 	if tenants > 1 {
 		r.Tenants = tenants
 	}
 	if err := s.exec(ctx, emptySQL, `CHECKPOINT`); err != nil {
 		return err
 	}
-	a, err := s.startAPI(ctx, tenants)
+	a, err := s.startServer(ctx, part, tenants)
 	if err != nil {
 		return err
 	}

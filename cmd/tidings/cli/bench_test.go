@@ -104,7 +104,8 @@ func testBenchWrite(t *testing.T, b benches) {
 			names = append(names, c.Case)
 		}
 	}
-	if diff := cmp.Diff([]string{"write", "write-comments", "write-tenants", "write-hot-comment", "write-hot-review"}, names); diff != "" {
+	want := []string{"ceiling", "write", "write-comments", "write-tenants", "write-hot-comment", "write-hot-review"}
+	if diff := cmp.Diff(want, names); diff != "" {
 		t.Errorf("cases (-want +got):\n%s", diff)
 	}
 	for _, args := range [][]string{{"--clients", "0"}, {"--hot", "follow"}} {
