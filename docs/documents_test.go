@@ -187,3 +187,46 @@ func TestTheSubscriberPageShowsTheTestThatRuns(t *testing.T) {
 		t.Errorf("the page has %d tests, want 1", n)
 	}
 }
+
+// TestThePageOfHowItWorksQuotesTheComparison compares the page's figures with the table of results
+// in comparison.md.
+func TestThePageOfHowItWorksQuotesTheComparison(t *testing.T) {
+	cells := func(row string) (all []string) {
+		for c := range strings.SplitSeq(strings.Trim(row, "|"), "|") {
+			all = append(all, strings.TrimSpace(c))
+		}
+		return all
+	}
+	read := func(path, head string) (rows [][]string) {
+		t.Helper()
+		page, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, table, _ := strings.Cut(string(page), "\n"+head)
+		for row := range strings.Lines(head + table) {
+			if !strings.HasPrefix(row, "|") {
+				break
+			}
+			rows = append(rows, cells(strings.TrimSpace(row)))
+		}
+		if len(rows) < 5 {
+			t.Fatalf("%s has %d rows below %s", path, len(rows), head)
+		}
+		return rows
+	}
+	results, quotes := read("comparison.md", "| scenario | peer | events |"), read("how-it-works.md", "| failure | scenario | naive |")
+	measured := map[string]string{}
+	for _, row := range results[2:] {
+		for i, column := range results[0] {
+			measured["`"+row[0]+"`, "+column+" "+row[1]] = row[i]
+		}
+	}
+	for _, row := range quotes[2:] {
+		for i, peer := range quotes[0][2:] {
+			if want := measured[row[1]+" "+peer]; want == "" || row[2+i] != want {
+				t.Errorf("%s of %s is %q on the page, and %q in the comparison", row[1], peer, row[2+i], want)
+			}
+		}
+	}
+}
