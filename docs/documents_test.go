@@ -230,3 +230,24 @@ func TestThePageOfHowItWorksQuotesTheComparison(t *testing.T) {
 		}
 	}
 }
+
+// TestTheReadmeShowsAnExampleThatCompiles compares the README's Go with the example of package
+// subscribe.
+func TestTheReadmeShowsAnExampleThatCompiles(t *testing.T) {
+	const most = 120 // lines
+	readme, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	example, err := os.ReadFile("../subscribe/example_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	inGo := blocks(string(readme), "go")
+	if len(inGo) != 1 || !strings.Contains(string(example), "\t"+strings.ReplaceAll(strings.TrimSpace(inGo[0]), "\n", "\n\t")+"\n") {
+		t.Errorf("subscribe/example_test.go lacks %q", inGo)
+	}
+	if n := strings.Count(string(readme), "\n"); n > most {
+		t.Errorf("the README has %d lines, and at most %d are read", n, most)
+	}
+}
