@@ -59,16 +59,40 @@ func TestEveryTestThatADocumentNamesExists(t *testing.T) {
 	})
 }
 
+// TestEveryLinkOfADocumentLeadsSomewhere checks that the file of each link exists, and that a page
+// has the heading or the anchor that a link to it names.
 func TestEveryLinkOfADocumentLeadsSomewhere(t *testing.T) {
-	link := regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
+	link := regexp.MustCompile(`\]\(([^)#:]*)(?:#([^):]*))?\)`)
 	code := regexp.MustCompile("(?s)```.*?```") // Go's f[T](x) is no link
+	heading := regexp.MustCompile(`(?m)^#+ (.*)$`)
+	named := regexp.MustCompile(`<a name="([^"]+)">`)
+	other := regexp.MustCompile("<[^>]*>|[^a-z0-9 _-]")
+	pages, places := map[string]string{}, map[string]bool{}
 	files(t, ".md", func(path, content string) {
-		for _, m := range link.FindAllStringSubmatch(code.ReplaceAllString(content, ""), -1) {
-			if _, err := os.Stat(filepath.Join(filepath.Dir(path), m[1])); err != nil {
-				t.Errorf("%s: %v", path, err)
-			}
+		content = code.ReplaceAllString(content, "")
+		pages[path] = content
+		for _, m := range heading.FindAllStringSubmatch(content, -1) {
+			slug := strings.ReplaceAll(strings.TrimSpace(other.ReplaceAllString(strings.ToLower(m[1]), "")), " ", "-")
+			places[path+"#"+slug] = true
+		}
+		for _, m := range named.FindAllStringSubmatch(content, -1) {
+			places[path+"#"+m[1]] = true
 		}
 	})
+	for path, content := range pages {
+		for _, m := range link.FindAllStringSubmatch(content, -1) {
+			to := filepath.Join(filepath.Dir(path), m[1])
+			if m[1] == "" {
+				to = path
+			}
+			if _, err := os.Stat(to); err != nil {
+				t.Errorf("%s: %v", path, err)
+			}
+			if m[2] != "" && strings.HasSuffix(to, ".md") && !places[to+"#"+m[2]] {
+				t.Errorf("%s links to #%s, which %s lacks", path, m[2], to)
+			}
+		}
+	}
 }
 
 func TestEveryFileThatADocumentNamesExists(t *testing.T) {
@@ -249,5 +273,35 @@ func TestTheReadmeShowsAnExampleThatCompiles(t *testing.T) {
 	}
 	if n := strings.Count(string(readme), "\n"); n > most {
 		t.Errorf("the README has %d lines, and at most %d are read", n, most)
+	}
+}
+
+// TestEveryErrorOfTheFAQIsInTheCode searches each heading of faq.md in the sources. Three dots in it
+// stand for any text.
+func TestEveryErrorOfTheFAQIsInTheCode(t *testing.T) {
+	page, err := os.ReadFile("faq.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var sources strings.Builder
+	broken := regexp.MustCompile(`" \+\s*"`) // a text that is broken into lines
+	for _, suffix := range []string{".go", ".sql"} {
+		files(t, suffix, func(path, content string) {
+			if !strings.HasSuffix(path, "_test.go") {
+				sources.WriteString(broken.ReplaceAllString(content, "") + "\n")
+			}
+		})
+	}
+	n := 0
+	for _, heading := range regexp.MustCompile("(?m)^### `(.*)`$").FindAllStringSubmatch(string(page), -1) {
+		n++
+		for part := range strings.SplitSeq(heading[1], "...") {
+			if part = strings.TrimSpace(part); !strings.Contains(sources.String(), part) {
+				t.Errorf("no source has %q of the heading %q", part, heading[1])
+			}
+		}
+	}
+	if n < 40 {
+		t.Errorf("the test found only %d headings", n)
 	}
 }
