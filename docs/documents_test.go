@@ -276,7 +276,7 @@ func TestTheReadmeShowsAnExampleThatCompiles(t *testing.T) {
 	}
 }
 
-// TestEveryErrorOfTheFAQIsInTheCode searches each heading of faq.md in the sources. Three dots in it
+// TestEveryErrorOfTheFAQIsInTheCode searches each heading of faq.md in the sources. Three dots
 // stand for any text.
 func TestEveryErrorOfTheFAQIsInTheCode(t *testing.T) {
 	page, err := os.ReadFile("faq.md")
