@@ -87,7 +87,7 @@ func Project(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string
 	}, consumers.Deps{
 		Pool: pool, JetStream: js, Registry: s.Registry, Log: s.Log,
 		Streams: consumers.Streams{Name: s.Broker.Stream, Prefix: s.Broker.Prefix, Timeout: s.Broker.Timeout},
-		Remedy:  "begin the projection again (docs/subscribe.md, \"Begin again\")",
+		Remedy:  "begin the projection again (docs/subscribe-reference.md, \"Begin again\")",
 		Expired: f.expire,
 	}, p)
 	if err != nil {
