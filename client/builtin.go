@@ -73,7 +73,7 @@ type FollowRelation struct {
 	PositionedAt time.Time `json:"positioned_at,omitzero"` // when Following last became true
 }
 
-// Follows has the operations on follows.
+// Follows puts, removes, checks and lists follows.
 type Follows struct {
 	Edges[Follow, FollowRelation, FollowVersion]
 }
@@ -113,7 +113,7 @@ type LikeRelation struct {
 	PositionedAt time.Time `json:"positioned_at,omitzero"` // when Active last became true
 }
 
-// Likes has the operations on likes.
+// Likes puts, removes, checks and lists likes.
 type Likes struct {
 	Edges[Like, LikeRelation, LikeVersion]
 }
@@ -153,7 +153,7 @@ type LikeCommentRelation struct {
 	PositionedAt time.Time `json:"positioned_at,omitzero"` // when Active last became true
 }
 
-// CommentLikes has the operations on comment_likes.
+// CommentLikes puts, removes, checks and lists comment_likes.
 type CommentLikes struct {
 	Edges[LikeComment, LikeCommentRelation, LikeCommentVersion]
 }
@@ -227,7 +227,7 @@ type MembershipLink struct {
 	Attributes MembershipAttributes `json:"attributes,omitzero"` // only if Active
 }
 
-// Memberships has the operations on memberships.
+// Memberships puts, removes, checks and lists memberships.
 type Memberships struct {
 	AttributedEdges[Membership, MembershipRelation, MembershipVersion, MembershipChanges]
 }
@@ -267,7 +267,7 @@ type ShareRelation struct {
 	PositionedAt time.Time `json:"positioned_at,omitzero"` // when Active last became true
 }
 
-// Shares has the operations on shares.
+// Shares puts, removes, checks and lists shares.
 type Shares struct {
 	Edges[Share, ShareRelation, ShareVersion]
 }
@@ -341,7 +341,7 @@ type VoteLink struct {
 	Attributes VoteAttributes `json:"attributes,omitzero"` // only if Active
 }
 
-// Votes has the operations on votes.
+// Votes puts, removes, checks and lists votes.
 type Votes struct {
 	AttributedEdges[Vote, VoteRelation, VoteVersion, VoteChanges]
 }
@@ -421,7 +421,7 @@ type CommentSummary struct {
 	Thread ThreadState `json:"thread"`
 }
 
-// Comments has the operations on comments.
+// Comments creates, edits, lists and moderates a post's comments.
 type Comments struct {
 	ThreadedChildren[Comment, NewComment, CommentEdit, CommentVersion]
 	Objects[CommentCounts, CommentNumbers] // of the edges to comments
@@ -487,7 +487,7 @@ type MessageSettingsVersion struct {
 	Settings MessageSettings `json:"settings"`
 }
 
-// Messages has the operations on messages.
+// Messages creates, edits, lists and moderates a conversation's messages.
 type Messages struct {
 	ModeratedChildren[Message, NewMessage, MessageEdit, MessageVersion]
 }
@@ -594,7 +594,7 @@ type ReviewCounts struct {
 	} `json:"aggregates"`
 }
 
-// Reviews has the operations on reviews.
+// Reviews creates, edits, lists and moderates a product's reviews.
 type Reviews struct {
 	ModeratedChildren[Review, NewReview, ReviewEdit, ReviewVersion]
 }

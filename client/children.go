@@ -222,7 +222,7 @@ type ChildSettings struct {
 	UpdatedAt time.Time `json:"updated_at,omitzero"`
 }
 
-// NewSettings replace all settings.
+// NewSettings are the complete set: zero fields reset to defaults.
 type NewSettings struct {
 	Locked       bool   `json:"locked"`
 	Premoderated bool   `json:"premoderated"`

@@ -11,46 +11,94 @@ import (
 // Code identifies a problem. Codes are stable, so programs branch on them.
 type Code string
 
-// The codes of problems. docs/api.md explains each.
+// The codes of problems. In docs/api.md, each has its members and headers.
 const (
-	CodeBadRequest           Code = "bad-request"
-	CodeJSONInvalid          Code = "json-invalid"
-	CodeCursorInvalid        Code = "cursor-invalid"
-	CodeHeaderInvalid        Code = "header-invalid"
-	CodeUnauthenticated      Code = "unauthenticated"
-	CodeRoleMissing          Code = "role-missing"
-	CodeNotFound             Code = "not-found"
-	CodeRouteUnknown         Code = "route-unknown"
-	CodeMethodNotAllowed     Code = "method-not-allowed"
-	CodeRequestTimeout       Code = "request-timeout"
-	CodeParentGone           Code = "parent-gone"
-	CodeThreadLocked         Code = "thread-locked"
-	CodeCommentGone          Code = "comment-gone"
-	CodeChildGone            Code = "child-gone"
-	CodeTargetGone           Code = "target-gone"
-	CodeAlreadyWritten       Code = "already-written"
-	CodeVersionStale         Code = "version-stale"
-	CodeRequestTooLarge      Code = "request-too-large"
-	CodeTooManyOperations    Code = "too-many-operations"
+	// CodeBadRequest (400): the request cannot be read.
+	CodeBadRequest Code = "bad-request"
+	// CodeJSONInvalid (400): the body is not one JSON value of valid UTF-8 text with unique member
+	// names.
+	CodeJSONInvalid Code = "json-invalid"
+	// CodeCursorInvalid (400): the cursor does not belong to this list.
+	CodeCursorInvalid Code = "cursor-invalid"
+	// CodeHeaderInvalid (400): a header has an invalid value.
+	CodeHeaderInvalid Code = "header-invalid"
+	// CodeUnauthenticated (401): the bearer token is missing, unknown, expired or revoked.
+	CodeUnauthenticated Code = "unauthenticated"
+	// CodeRoleMissing (403): the token lacks the role that the route needs.
+	CodeRoleMissing Code = "role-missing"
+	// CodeNotFound (404): the resource does not exist.
+	CodeNotFound Code = "not-found"
+	// CodeRouteUnknown (404): there is no such route.
+	CodeRouteUnknown Code = "route-unknown"
+	// CodeMethodNotAllowed (405): the route does not support this method.
+	CodeMethodNotAllowed Code = "method-not-allowed"
+	// CodeRequestTimeout (408): the request took too long to arrive.
+	CodeRequestTimeout Code = "request-timeout"
+	// CodeParentGone (409): the parent is not visible.
+	CodeParentGone Code = "parent-gone"
+	// CodeThreadLocked (409): the thread is locked and takes no comments.
+	CodeThreadLocked Code = "thread-locked"
+	// CodeCommentGone (409): the comment's state does not allow this change; see Problem.CurrentAs.
+	CodeCommentGone Code = "comment-gone"
+	// CodeChildGone (409): the state does not allow this change; see Problem.CurrentAs.
+	CodeChildGone Code = "child-gone"
+	// CodeTargetGone (409): the target takes no edges, because it was deleted, hidden, removed or
+	// erased.
+	CodeTargetGone Code = "target-gone"
+	// CodeAlreadyWritten (409): the author has already written one for this object; see
+	// Problem.CurrentAs.
+	CodeAlreadyWritten Code = "already-written"
+	// CodeVersionStale (412): the version in If-Match is not the current one; see
+	// Problem.CurrentAs.
+	CodeVersionStale Code = "version-stale"
+	// CodeRequestTooLarge (413): the request's body is too large.
+	CodeRequestTooLarge Code = "request-too-large"
+	// CodeTooManyOperations (413): the batch has too many operations, or more than the token may
+	// write per window; nothing was written.
+	CodeTooManyOperations Code = "too-many-operations"
+	// CodeUnsupportedMediaType (415): the route does not take this media type, charset or content
+	// coding.
 	CodeUnsupportedMediaType Code = "unsupported-media-type"
-	CodeValidationFailed     Code = "validation-failed"
-	CodeSelfFollow           Code = "self-follow"
-	CodeSelfEdge             Code = "self-edge"
-	CodeBodyEmpty            Code = "body-empty"
-	CodeBodyTooLong          Code = "body-too-long"
-	CodeBodyInvalid          Code = "body-invalid"
-	CodeParentUnknown        Code = "parent-unknown"
-	CodeTooDeep              Code = "too-deep"
-	CodeThreadTooLarge       Code = "thread-too-large"
+	// CodeValidationFailed (422): some values are invalid; errors names them.
+	CodeValidationFailed Code = "validation-failed"
+	// CodeSelfFollow (422): a user cannot follow themselves.
+	CodeSelfFollow Code = "self-follow"
+	// CodeSelfEdge (422): an edge of this kind cannot lead from an object to itself.
+	CodeSelfEdge Code = "self-edge"
+	// CodeBodyEmpty (422): the comment's body is empty.
+	CodeBodyEmpty Code = "body-empty"
+	// CodeBodyTooLong (422): the comment's body is too long.
+	CodeBodyTooLong Code = "body-too-long"
+	// CodeBodyInvalid (422): the comment's body contains NUL or invalid UTF-8.
+	CodeBodyInvalid Code = "body-invalid"
+	// CodeParentUnknown (422): the parent is not a comment of this post.
+	CodeParentUnknown Code = "parent-unknown"
+	// CodeTooDeep (422): replies nest too deep.
+	CodeTooDeep Code = "too-deep"
+	// CodeThreadTooLarge (422): the tree has too many comments; read it in pages.
+	CodeThreadTooLarge Code = "thread-too-large"
+	// CodeIdempotencyKeyReused (422): the Idempotency-Key was used with another request.
 	CodeIdempotencyKeyReused Code = "idempotency-key-reused"
-	CodeIfMatchMissing       Code = "if-match-missing"
-	CodeExportOutdated       Code = "export-outdated"
-	CodeErasureUnfinished    Code = "erasure-unfinished"
-	CodeRateLimited          Code = "rate-limited"
-	CodeInternal             Code = "internal"
-	CodeOverloaded           Code = "overloaded"
-	CodeUnavailable          Code = "unavailable"
-	CodeThreadReturning      Code = "thread-returning"
+	// CodeIfMatchMissing (428): the request needs If-Match with the version to change.
+	CodeIfMatchMissing Code = "if-match-missing"
+	// CodeExportOutdated (410): the export no longer joins the streams, because an erasure began or
+	// a stream dropped messages; begin again without a cursor.
+	CodeExportOutdated Code = "export-outdated"
+	// CodeErasureUnfinished (503): an erasure of the tenant has not finished; retry the export of
+	// these edges after it.
+	CodeErasureUnfinished Code = "erasure-unfinished"
+	// CodeRateLimited (429): the token or the user made too many requests; retry after the time in
+	// Retry-After.
+	CodeRateLimited Code = "rate-limited"
+	// CodeInternal (500): the server failed.
+	CodeInternal Code = "internal"
+	// CodeOverloaded (503): the server is overloaded and did nothing; retry after the time in
+	// Retry-After.
+	CodeOverloaded Code = "overloaded"
+	// CodeUnavailable (503): a database is unavailable; retry.
+	CodeUnavailable Code = "unavailable"
+	// CodeThreadReturning (503): the thread is long and still returns from the shelf; retry.
+	CodeThreadReturning Code = "thread-returning"
 )
 
 // ErrNotModified reports that the ETag in IfNoneMatch is still current.

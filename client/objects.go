@@ -145,7 +145,7 @@ func check[R, T, N any](ctx context.Context, o Objects[T, N], origin string, of 
 	return all.Items, err
 }
 
-// EdgeRemoval reads the progress of a removal.
+// EdgeRemoval polls a job that RemoveEdges started: pending, running or done.
 func (c *Calls) EdgeRemoval(ctx context.Context, id string, opts ...Option) (EdgeRemoval, error) {
 	return fetch[EdgeRemoval](ctx, c.core, newCall(http.MethodGet, "/v1/edge-removals/"+url.PathEscape(id), opts))
 }

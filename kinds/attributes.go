@@ -48,7 +48,8 @@ func (e Edge) Patch(present, change json.RawMessage) (json.RawMessage, error) {
 // Schema returns the JSON Schema of the attributes, for contracts. The caller may change it.
 func (e Edge) Schema() map[string]any { return schema(e.Attributes) }
 
-// Check is Edge.Check for a child.
+// Check validates raw, fills in defaults and sorts the members by name. Nil means no attributes,
+// and a kind without attributes returns nil. An error is an *AttributeError.
 func (c Child) Check(raw json.RawMessage) (json.RawMessage, error) {
 	return attributes(c.Attributes).check(raw)
 }

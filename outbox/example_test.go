@@ -2,6 +2,7 @@ package outbox_test
 
 import (
 	"context"
+	"database/sql"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -56,6 +57,34 @@ func ExampleAppend() {
 	}
 	defer pool.Close()
 	if err := bookmark(ctx, pool, 1, "7", "42"); err != nil {
+		panic(err)
+	}
+}
+
+// A transaction of database/sql, with the outbox in a schema of its own.
+func ExampleSchema_AppendSQL() {
+	ctx := context.Background()
+	db, err := sql.Open("pgx", os.Getenv("DATABASE_URL"))
+	if err != nil {
+		panic(err)
+	}
+	defer db.Close()
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		panic(err)
+	}
+	defer func() { _ = tx.Rollback() }() // of no effect after Commit
+	var version int64
+	if err := tx.QueryRowContext(ctx, `UPDATE orders SET status = 'paid', version = version + 1 WHERE id = 7 RETURNING version`).
+		Scan(&version); err != nil { // first the state, whose lock orders the events
+		panic(err)
+	}
+	err = outbox.Schema("tidings").AppendSQL(ctx, tx, []event.Event{{TenantID: 1, AggregateType: "order", AggregateID: "7", Type: "paid",
+		Payload: fmt.Appendf(nil, `{"id": 7, "status": "paid", "version": %d}`, version)}})
+	if err != nil {
+		panic(err)
+	}
+	if err := tx.Commit(); err != nil {
 		panic(err)
 	}
 }

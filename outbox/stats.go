@@ -14,7 +14,7 @@ const statsBound = 100_000
 // archiveSample is the number of published messages from which the age of the oldest one is taken.
 const archiveSample = 100
 
-// Stats are the gauges of the outbox.
+// Stats is a snapshot of backlog, lag (seconds) and DLQ depth. Counts are capped.
 type Stats struct {
 	Pending    int     `json:"pending"`        // unpublished; counts up to statsBound delayed ones and as many others
 	PendingMax bool    `json:"pending_capped"` // there may be more than Pending

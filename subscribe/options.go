@@ -79,7 +79,7 @@ func Metrics(reg prometheus.Registerer) Option {
 	return func(s *settings.Settings) { s.Registry = reg }
 }
 
-// Report makes h report the state of the subscriber.
+// Report connects h to the subscriber, so h.Ready can serve a readiness probe.
 func Report(h *Health) Option { return func(s *settings.Settings) { s.Health = h } }
 
 // Timeout bounds one call of your function. When it is over, the call's context ends and the call
@@ -103,9 +103,9 @@ func Batch(events int) Option {
 	return settings.Of(settings.Project, "Batch", func(s *settings.Settings) { s.Batch = events })
 }
 
-// Concurrency is the number of calls of a handler that may run at once in this instance. The
-// default is 16. An instance handles one event of an aggregate at a time; other instances may
-// handle another one meanwhile, unless InOrder is set.
+// Concurrency is the number of calls of a handler that may run at once, per instance (default 16).
+// It serializes an aggregate's events within the instance only: without InOrder, another instance
+// may handle an event of that aggregate meanwhile.
 func Concurrency(n int) Option {
 	return settings.Of(settings.Handle, "Concurrency", func(s *settings.Settings) { s.Concurrency = n })
 }
@@ -115,10 +115,9 @@ func Attempts(n int) Option {
 	return settings.Of(settings.Handle, "Attempts", func(s *settings.Settings) { s.Attempts = n })
 }
 
-// Takeover is the time without a sign of life after which other instances get an instance's work.
-// It is at least 1 second. It is JetStream's AckWait for Handle, and the duration of a lease for
-// Project. The default is 10 seconds. A function may take longer, because the instance sends these
-// signs while the function runs.
+// Takeover is the silence after which others take over an instance's work (default 10 seconds,
+// minimum 1 second). Slow functions are fine: the instance reports life while they run. It is
+// JetStream's AckWait for Handle, and the duration of a lease for Project.
 func Takeover(d time.Duration) Option { return func(s *settings.Settings) { s.Takeover = d } }
 
 // Drain is the time that running calls get after the context of Handle has ended. The default is 20

@@ -28,8 +28,8 @@ type Position struct {
 
 // Begin makes a projection that has not run yet continue after the states of exports, one for each
 // kind. Call it in the transaction that writes the last state. Events that an export already
-// includes may come again: apply an event of an edge if its (created_at, version) is later than
-// yours, and any other if its version is higher. It returns ErrBegun.
+// includes may come again: apply an edge if (created_at, version) is newer, anything else if
+// version is. It returns ErrBegun.
 func Begin(ctx context.Context, tx pgx.Tx, name string, exports ...[]Position) error {
 	if _, err := settings.New(name, settings.Project, nil); err != nil {
 		return err
