@@ -16,18 +16,18 @@ const Slots = 32
 
 // Header names. NATS keeps the case of header names and compares them case-sensitively.
 const (
-	HeaderID              = "ce-id"
-	HeaderType            = "ce-type"
-	HeaderSource          = "ce-source"
-	HeaderSubject         = "ce-subject"
-	HeaderTime            = "ce-time"
-	HeaderSpecVersion     = "ce-specversion"
-	HeaderDataContentType = "ce-datacontenttype"
-	HeaderDataSchema      = "ce-dataschema"
-	HeaderTenant          = "ce-tenant" // an extension attribute
-	HeaderTraceParent     = "traceparent"
-	HeaderOutboxID        = "Tidings-Outbox-Id"
-	HeaderClosed          = "Tidings-Closed" // on the last message of a closed stream, which is not an event
+	HeaderID              = "ce-id"              // the event's UUID
+	HeaderType            = "ce-type"            // as of Event.CloudEventsType
+	HeaderSource          = "ce-source"          // /tidings, or the source of the installation or the upstream
+	HeaderSubject         = "ce-subject"         // the aggregate's id
+	HeaderTime            = "ce-time"            // when it occurred: RFC 3339, UTC, microseconds
+	HeaderSpecVersion     = "ce-specversion"     // 1.0
+	HeaderDataContentType = "ce-datacontenttype" // application/json
+	HeaderDataSchema      = "ce-dataschema"      // the $id of the payload's JSON Schema
+	HeaderTenant          = "ce-tenant"          // an extension attribute
+	HeaderTraceParent     = "traceparent"        // the W3C trace context of the event's creation
+	HeaderOutboxID        = "Tidings-Outbox-Id"  // the row in the outbox
+	HeaderClosed          = "Tidings-Closed"     // on the last message of a closed stream, which is not an event
 )
 
 // Source is the ce-source of the events of an installation without a name. That of another one

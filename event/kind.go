@@ -9,10 +9,10 @@ import (
 
 // The event types of each archetype. All are at version 1.
 var (
-	EdgeEvents   = []string{Created, Removed, Updated}
-	ChildEvents  = []string{Created, Edited, Deleted, Moderated, Erased}
-	ThreadEvents = []string{Updated}
-	PersonEvents = []string{Erased}
+	EdgeEvents   = []string{Created, Removed, Updated}                   // of a kind of edges
+	ChildEvents  = []string{Created, Edited, Deleted, Moderated, Erased} // of a kind of children
+	ThreadEvents = []string{Updated}                                     // of a thread's settings
+	PersonEvents = []string{Erased}                                      // of an erased person
 )
 
 // decodeAs reads the payload of an event, which must have one of the types.

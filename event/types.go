@@ -12,23 +12,23 @@ import (
 
 // Aggregate types and event types of the catalog (docs/events.md).
 const (
-	AggregateFollow  = "follow"
-	AggregateComment = "comment"
-	AggregateThread  = "thread"
-	AggregatePerson  = "person"
+	AggregateFollow  = "follow"  // the follows of one user
+	AggregateComment = "comment" // the comments on one post
+	AggregateThread  = "thread"  // the settings of one thread
+	AggregatePerson  = "person"  // an erased person, for readers to delete what they have
 
 	// AggregateHeartbeat is the type of events without a change: Tidings writes them to measure its
 	// own path (Heartbeat).
 	AggregateHeartbeat = "heartbeat"
 
-	Created   = "created"
-	Removed   = "removed"
-	Edited    = "edited"
-	Deleted   = "deleted"
-	Moderated = "moderated"
-	Erased    = "erased"
-	Updated   = "updated"
-	Sent      = "sent"
+	Created   = "created"   // of edges and children; an edge also returns with it
+	Removed   = "removed"   // of edges
+	Edited    = "edited"    // of children: the body or the attributes
+	Deleted   = "deleted"   // of children, by their author
+	Moderated = "moderated" // of children, by a moderator
+	Erased    = "erased"    // of children and persons
+	Updated   = "updated"   // of an edge's attributes, or of thread settings
+	Sent      = "sent"      // of heartbeats
 )
 
 // SystemTenant is the tenant of the installation itself. Only tokens of operators belong to it.
@@ -108,8 +108,8 @@ func (f Follow) Active() bool { return f.Status == StatusActive }
 
 // The states of a follow.
 const (
-	StatusActive  = "ACTIVE"
-	StatusRemoved = "REMOVED"
+	StatusActive  = "ACTIVE"  // the edge exists
+	StatusRemoved = "REMOVED" // it existed
 )
 
 // Comment is the payload of comment events: the comment's whole state after the write.
@@ -167,15 +167,15 @@ func IsUUID(s string) bool {
 
 // The two axes of a comment's state.
 const (
-	AuthorActive  = "ACTIVE"
-	AuthorDeleted = "DELETED"
-	AuthorErased  = "ERASED"
+	AuthorActive  = "ACTIVE"  // the author keeps it
+	AuthorDeleted = "DELETED" // the author deleted it: final
+	AuthorErased  = "ERASED"  // the author was erased: final
 
-	ModerationNone     = "NONE"
-	ModerationPending  = "PENDING"
-	ModerationApproved = "APPROVED"
-	ModerationHidden   = "HIDDEN"
-	ModerationRemoved  = "REMOVED"
+	ModerationNone     = "NONE"     // nobody decided
+	ModerationPending  = "PENDING"  // it waits for a moderator
+	ModerationApproved = "APPROVED" // a moderator allowed it
+	ModerationHidden   = "HIDDEN"   // a moderator hid it
+	ModerationRemoved  = "REMOVED"  // a moderator removed it
 )
 
 // Visible reports whether everybody sees a comment in these states: its author has not deleted it,
@@ -196,12 +196,12 @@ func BodyTravels(authorState, moderationState string) bool {
 
 // The states of a child as readers see them: one word for both axes.
 const (
-	StateVisible = "VISIBLE"
-	StatePending = "PENDING"
-	StateHidden  = "HIDDEN"
-	StateRemoved = "REMOVED"
-	StateDeleted = "DELETED"
-	StateErased  = "ERASED"
+	StateVisible = "VISIBLE" // everybody sees it
+	StatePending = "PENDING" // only moderators see it, until one decides
+	StateHidden  = "HIDDEN"  // by a moderator
+	StateRemoved = "REMOVED" // by a moderator
+	StateDeleted = "DELETED" // by its author
+	StateErased  = "ERASED"  // with its author
 )
 
 // State returns the comment's state in one word, as the API shows it.

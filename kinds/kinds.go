@@ -78,9 +78,9 @@ type Attribute struct {
 
 // The types of attributes.
 const (
-	String  = "string"
-	Integer = "integer"
-	Boolean = "boolean"
+	String  = "string"  // text
+	Integer = "integer" // a whole number, of at most MaxInteger
+	Boolean = "boolean" // true or false
 )
 
 // Limits of kinds and attributes.
@@ -90,7 +90,7 @@ const (
 	MaxKinds          = 200           // per installation: each adds tables, routes and series of metrics
 	MaxInteger        = 1<<53 - 1     // readers of JSON disagree on larger integers (RFC 8259, section 6)
 	MaxAggregate      = 1_000_000_000 // of an attribute with aggregate: the sum of as many values fits in a bigint
-	MaxPartitions     = 256
+	MaxPartitions     = 256           // hash sub-partitions of a kind's table
 )
 
 // Author is the object of authors. The ids of authors are ids of this object, and its lists include
@@ -102,8 +102,8 @@ type End string
 
 // The ends of an edge.
 const (
-	From End = "from"
-	To   End = "to"
+	From End = "from" // the origin
+	To   End = "to"   // the target, whose aggregate has the events
 )
 
 // EndsAt returns the ends of the kind's edges that are this object: none, one or both.

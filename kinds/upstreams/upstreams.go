@@ -38,8 +38,8 @@ type Event struct {
 
 // The bounds of an upstream.
 const (
-	MaxUpstreams      = 200 // as many as kinds
-	DefaultMaxPayload = 64 << 10
+	MaxUpstreams      = 200      // as many as kinds
+	DefaultMaxPayload = 64 << 10 // bytes
 	// MaxPayload leaves room for the headers in a message of 1 MiB, the default limit of NATS.
 	MaxPayload = 1<<20 - 64<<10
 	maxEvents  = 100
