@@ -212,8 +212,8 @@ func TestTheSubscriberPageShowsTheTestThatRuns(t *testing.T) {
 	}
 }
 
-// TestThePageOfHowItWorksQuotesTheComparison compares the page's figures with the table of results
-// in comparison.md.
+// TestThePageOfHowItWorksQuotesTheComparison compares the page's figures, and those of the README,
+// with the table of results in comparison.md.
 func TestThePageOfHowItWorksQuotesTheComparison(t *testing.T) {
 	cells := func(row string) (all []string) {
 		for c := range strings.SplitSeq(strings.Trim(row, "|"), "|") {
@@ -251,6 +251,20 @@ func TestThePageOfHowItWorksQuotesTheComparison(t *testing.T) {
 			if want := measured[row[1]+" "+peer]; want == "" || row[2+i] != want {
 				t.Errorf("%s of %s is %q on the page, and %q in the comparison", row[1], peer, row[2+i], want)
 			}
+		}
+	}
+	readme, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := regexp.MustCompile(`doubled ([0-9,]+) events in a long outage, inverted (\d+) when two loops ran, and (\d+) when one froze`).
+		FindStringSubmatch(string(readme))
+	if got == nil {
+		t.Fatal("the README says nothing about the 150 lines")
+	}
+	for i, column := range []string{"`outage`, doubled", "`two`, inverted", "`frozen`, inverted"} {
+		if want := measured[column+" naive"]; strings.ReplaceAll(got[1+i], ",", "") != want {
+			t.Errorf("%s of naive is %s in the README, and %s in the comparison", column, got[1+i], want)
 		}
 	}
 }
