@@ -4,6 +4,7 @@ package test
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"log/slog"
@@ -19,6 +20,7 @@ import (
 	monitoring "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	"helm.sh/helm/v4/pkg/chart/common"
 	"helm.sh/helm/v4/pkg/chart/common/util"
+	"helm.sh/helm/v4/pkg/chart/v2/lint"
 	"helm.sh/helm/v4/pkg/chart/v2/loader"
 	"helm.sh/helm/v4/pkg/engine"
 	apps "k8s.io/api/apps/v1"
@@ -38,10 +40,10 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-const (
-	chartDir = "../tidings"
-	release  = "shop"
-)
+const release = "shop"
+
+// chartPath is the folder of the chart, or the packaged chart of a release.
+var chartPath, chartVersion = cmp.Or(os.Getenv("CHART"), "../tidings"), cmp.Or(os.Getenv("CHART_VERSION"), "0.1.0")
 
 var binaries = []string{"api", "relay", "followercounts", "threadcache", "archiver"}
 
@@ -57,6 +59,8 @@ type objects struct {
 	networks      []*networking.NetworkPolicy
 	monitors      []*monitoring.ServiceMonitor
 	rules         []*monitoring.PrometheusRule
+	ingresses     []*networking.Ingress
+	tests         []*core.Pod
 	metas         []meta.ObjectMeta
 	notes, source string
 }
@@ -70,7 +74,7 @@ func try(values map[string]any) (*objects, error) {
 	if values["mode"] == nil {
 		values["mode"] = "fleet"
 	}
-	chart, err := loader.LoadDir(chartDir)
+	chart, err := loader.Load(chartPath)
 	if err != nil {
 		return nil, err
 	}
@@ -131,6 +135,10 @@ func (o *objects) add(doc []byte) error {
 		_, err = decode(doc, &o.configMaps)
 	case "v1/ServiceAccount":
 		_, err = decode(doc, &o.accounts)
+	case "networking.k8s.io/v1/Ingress":
+		_, err = decode(doc, &o.ingresses)
+	case "v1/Pod":
+		_, err = decode(doc, &o.tests)
 	case "policy/v1/PodDisruptionBudget":
 		_, err = decode(doc, &o.budgets)
 	case "autoscaling/v2/HorizontalPodAutoscaler":
@@ -182,6 +190,8 @@ archiver: {autoscaling: {enabled: true}, envFromSecrets: [bucket]}
 podAnnotations: {team: social}
 nodeSelector: {disk: ssd}
 tolerations: [{key: dedicated, operator: Exists}]
+affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: gpu, operator: DoesNotExist}]}]}}}
+ingress: {enabled: true, className: nginx, host: api.example.com, tlsSecret: edge-tls, annotations: {team: social}}
 priorityClassName: high
 networkPolicy:
   apiFrom: [{namespaceSelector: {matchLabels: {name: edge}}}]
@@ -756,7 +766,7 @@ func TestNamesAreShortEnoughAndUnique(t *testing.T) {
 
 func TestImagesAreNamedByDigestOrTag(t *testing.T) {
 	for v, want := range map[string]string{
-		"": "tidings:0.1.0", "image: {tag: v2}": "tidings:v2",
+		"": "tidings:" + chartVersion, "image: {tag: v2}": "tidings:v2",
 		everything: "registry.example/tidings@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
 	} {
 		for name, pod := range render(t, values(t, v)).podsOf() {
@@ -788,7 +798,8 @@ func TestValuesThatCannotWorkAreRefused(t *testing.T) {
 		"networkPolicy: {apiFrom: [{}]}", "networkPolicy: {opsFrom: [{podSelectors: {}}]}",
 		"api: {terminationGracePeriodSeconds: 5}",
 		"api: {resources: {limits: null}}", "relay: {resources: {limits: {memory: null}}}", "relay: {autoscaling: {targetSeconds: 0}}",
-		"podDisruptionBudget: {maxUnavailable: 0}",
+		"podDisruptionBudget: {maxUnavailable: 0}", "nameOverride: A_B", "fullnameOverride: 1st", "serviceAccount: {create: 1}",
+		"ingress: {enabled: true}", "ingress: {enabled: true, host: 'https://api.example.com'}",
 		"api: {service: {type: ExternalName}}", "api: {stopDelay: soon}", "monitoring: {serviceMonitor: {interval: 15}}",
 	} {
 		if _, err := try(values(t, v)); err == nil || !strings.Contains(err.Error(), "schema") {
@@ -832,7 +843,7 @@ func TestServeIsTheDefault(t *testing.T) {
 	for name, v := range map[string]string{"the chart's own values": "{}", "everything": everything} {
 		t.Run(name, func(t *testing.T) {
 			set := values(t, v)
-			chart, err := loader.LoadDir(chartDir)
+			chart, err := loader.Load(chartPath)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -876,5 +887,115 @@ func TestServeIsTheDefault(t *testing.T) {
 				t.Errorf("the notes:\n%s", o.notes)
 			}
 		})
+	}
+}
+
+func TestHelmsLinterFindsNothing(t *testing.T) {
+	for _, m := range lint.RunAll(chartPath, nil, "social").Messages {
+		t.Errorf("%s", m)
+	}
+	chart, err := loader.Load(chartPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := chart.Metadata
+	if m.Version != chartVersion || m.AppVersion != chartVersion || m.Home == "" || m.Icon == "" || len(m.Sources) == 0 ||
+		len(m.Maintainers) == 0 || m.Maintainers[0].Name == "" {
+		t.Errorf("Chart.yaml: %+v", m)
+	}
+	// A packaged chart has the icon's address only, so the icon must be where the address says.
+	_, path, _ := strings.Cut(m.Icon, "/main/")
+	if _, err := os.Stat("../../../" + path); err != nil {
+		t.Errorf("icon: %v", err)
+	}
+	if !slices.ContainsFunc(chart.Files, func(f *common.File) bool { return f.Name == "README.md" }) {
+		t.Error("the chart has no README.md")
+	}
+}
+
+// TestTheTestAsksEveryPart checks the pod of `helm test`: it asks the ops port of each Service that
+// has one.
+func TestTheTestAsksEveryPart(t *testing.T) {
+	for mode, n := range map[string]int{"serve": 1, "fleet": len(binaries)} {
+		o := render(t, values(t, "mode: "+mode))
+		pod := o.tests[0]
+		if pod.Annotations["helm.sh/hook"] != "test" || len(pod.Spec.Containers) != n || !*pod.Spec.SecurityContext.RunAsNonRoot {
+			t.Errorf("%+v asks %d parts, want %d", pod.Annotations, len(pod.Spec.Containers), n)
+		}
+		for _, c := range pod.Spec.Containers {
+			if count(o.services, func(s *core.Service) bool {
+				ops := slices.IndexFunc(s.Spec.Ports, func(p core.ServicePort) bool { return p.Name == "ops" })
+				return c.Command[3] == fmt.Sprintf("http://%s:%d/readyz", s.Name, s.Spec.Ports[ops].Port)
+			}) != 1 {
+				t.Errorf("%s asks %s, which is no Service's ops port", c.Name, c.Command[3])
+			}
+		}
+	}
+	if got := len(render(t, values(t, "api: {service: {type: LoadBalancer}}")).tests[0].Spec.Containers); got != len(binaries)-1 {
+		t.Errorf("%d parts are asked, and the API has no ops port", got)
+	}
+}
+
+func TestTheIngressLeadsToTheAPI(t *testing.T) {
+	for mode, name := range map[string]string{"serve": "serve", "fleet": "api"} {
+		if o := render(t, values(t, "mode: "+mode)); o.ingresses != nil {
+			t.Errorf("an ingress without being asked for: %+v", o.ingresses)
+		}
+		o := render(t, values(t, everything+"mode: "+mode))
+		spec := o.ingresses[0].Spec
+		to := spec.Rules[0].HTTP.Paths[0].Backend.Service
+		if *spec.IngressClassName != "nginx" || spec.Rules[0].Host != "api.example.com" || spec.TLS[0].SecretName != "edge-tls" ||
+			spec.TLS[0].Hosts[0] != "api.example.com" || to.Name != release+"-tidings-"+name || to.Port.Name != "http" {
+			t.Errorf("the ingress: %+v", spec)
+		}
+		if count(o.services, func(s *core.Service) bool { return s.Name == to.Name && s.Spec.Ports[0].Name == "http" }) != 1 {
+			t.Errorf("no service %s", to.Name)
+		}
+	}
+}
+
+// TestNamesCanBeChosen checks that every object and reference follows the names of the values.
+func TestNamesCanBeChosen(t *testing.T) {
+	o := render(t, values(t, everything+"nameOverride: feed\nfullnameOverride: app"))
+	for _, m := range o.metas {
+		if m.Name != "app" && !strings.HasPrefix(m.Name, "app-") || m.Labels["app.kubernetes.io/name"] != "feed" {
+			t.Errorf("%s has the labels %v", m.Name, m.Labels)
+		}
+	}
+	if strings.Contains(o.source, release+"-tidings") || strings.Contains(o.source, "name: tidings\n") {
+		t.Error("an object refers to the default name")
+	}
+	for _, name := range binaries {
+		matching(t, o, name, labels.Set(o.deployments[name].Spec.Template.Labels))
+	}
+	if got := render(t, values(t, "nameOverride: feed")).deployments["relay"].Name; got != release+"-feed-relay" {
+		t.Errorf("the Deployment is %s", got)
+	}
+	for v, want := range map[string]string{
+		"": release + "-tidings", "serviceAccount: {name: mine}": "mine", "serviceAccount: {create: false}": "default",
+		"serviceAccount: {create: false, name: theirs}": "theirs",
+	} {
+		o := render(t, values(t, v))
+		if got := o.deployments["api"].Spec.Template.Spec.ServiceAccountName; got != want {
+			t.Errorf("%q: the account %s, want %s", v, got, want)
+		}
+		if made := len(o.accounts) == 1 && o.accounts[0].Name == want; made == strings.Contains(v, "create: false") {
+			t.Errorf("%q makes the accounts %+v", v, o.accounts)
+		}
+	}
+}
+
+// TestEveryPodFollowsThePlacement checks that also the Job and the test run where the values say.
+func TestEveryPodFollowsThePlacement(t *testing.T) {
+	o := render(t, values(t, everything))
+	specs := map[string]core.PodSpec{"test": o.tests[0].Spec}
+	for name, pod := range o.podsOf() {
+		specs[name] = pod.Spec
+	}
+	for name, s := range specs {
+		if s.NodeSelector["disk"] != "ssd" || len(s.Tolerations) != 1 || s.PriorityClassName != "high" || len(s.ImagePullSecrets) != 1 ||
+			s.Affinity == nil || s.Affinity.NodeAffinity == nil {
+			t.Errorf("%s: %+v", name, s)
+		}
 	}
 }

@@ -1,7 +1,15 @@
+{{- define "tidings.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" }}
+{{- end }}
+
 {{- define "tidings.fullname" -}}
 {{- $name := .Release.Name }}
-{{- if not (contains .Chart.Name $name) }}{{ $name = printf "%s-%s" $name .Chart.Name }}{{ end }}
-{{- $name | trunc 40 | trimSuffix "-" }}
+{{- if not (contains (include "tidings.name" .) $name) }}{{ $name = printf "%s-%s" $name (include "tidings.name" .) }}{{ end }}
+{{- .Values.fullnameOverride | default $name | trunc 40 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "tidings.serviceAccount" -}}
+{{- .Values.serviceAccount.name | default (ternary (include "tidings.fullname" .) "default" .Values.serviceAccount.create) }}
 {{- end }}
 
 {{/*
@@ -25,7 +33,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end }}
 
 {{- define "tidings.selector" -}}
-app.kubernetes.io/name: {{ .root.Chart.Name }}
+app.kubernetes.io/name: {{ include "tidings.name" .root }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .name }}
 {{- end }}
@@ -57,6 +65,15 @@ followercounts and threadcache connect to the projections by their own logins, a
 {{- with $postgres.projectionsSecret }}
 - name: CONSOLE_PROJECTIONS_DATABASE_URL
   valueFrom: {secretKeyRef: {name: {{ . }}, key: {{ $postgres.key | default "console" }}}}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* What decides on which nodes a pod runs, and from where they pull the image. */}}
+{{- define "tidings.placement" -}}
+{{- range $field := list "imagePullSecrets" "priorityClassName" "nodeSelector" "affinity" "tolerations" }}
+{{- with index $.Values $field }}
+{{ $field }}: {{ toJson . }}
 {{- end }}
 {{- end }}
 {{- end }}
