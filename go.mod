@@ -46,7 +46,7 @@ require (
 
 require (
 	dario.cat/mergo v1.0.2 // indirect
-	github.com/Azure/go-ansiterm v0.0.0-20250102033503-faa5f7b0171c // indirect
+	github.com/Azure/go-ansiterm v0.0.0-20261006220739-8c912ac31dd4 // indirect
 	github.com/BurntSushi/toml v1.6.0 // indirect
 	github.com/Microsoft/go-winio v0.6.3 // indirect
 	github.com/antithesishq/antithesis-sdk-go v0.8.0-default-no-op // indirect
@@ -135,5 +135,3 @@ require (
 )
 
 tool honnef.co/go/tools/cmd/staticcheck
-
-exclude github.com/Azure/go-ansiterm v0.0.0-20261006220739-8c912ac31dd4
