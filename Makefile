@@ -150,6 +150,10 @@ lint: ## check formatting, go vet, staticcheck and the import rules
 	$(GO) -C bench/peers vet ./...
 	$(GO) test -count=1 ./internal/archtest
 
+.PHONY: api
+api: ## write api.txt: the exported identifiers of the supported packages
+	@$(GO) test -count=1 ./internal/archtest -run TheAPIFile -update
+
 .PHONY: fmt
 fmt: ## format the Go files
 	gofmt -w .
