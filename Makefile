@@ -147,6 +147,7 @@ lint: ## check formatting, go vet, staticcheck and the import rules
 	$(GO) -C examples/orm vet ./...
 	$(GO) -C deploy/prometheus/test vet ./...
 	$(GO) -C deploy/helm/test vet ./...
+	$(GO) -C deploy/release vet ./...
 	$(GO) -C bench/peers vet ./...
 	$(GO) test -count=1 ./internal/archtest
 
@@ -162,6 +163,14 @@ fmt: ## format the Go files
 build: ## build the binaries into bin/, without the web pages of gRPC that no service serves
 	CGO_ENABLED=0 $(GO) build -trimpath -tags grpcnotrace -o $(BIN)/ ./cmd/...
 
+.PHONY: release
+release: ## write everything that a release publishes to dist/ (VERSION=v0.1.0; PLATFORMS=linux/amd64: only that one)
+	@$(GO) run -C deploy/release . -repository ../.. -dist ../../dist $(if $(PLATFORMS),-platforms "$(PLATFORMS)") $(VERSION)
+
+.PHONY: test-release
+test-release: ## build a release twice for this platform, compare, install and use it
+	$(GO) -C deploy/release test -count=1 -timeout 15m ./...
+
 .PHONY: tidy-check
 tidy-check: ## check that go.mod and go.sum list exactly what the code needs
 	$(GO) mod tidy -diff
@@ -169,6 +178,7 @@ tidy-check: ## check that go.mod and go.sum list exactly what the code needs
 	$(GO) -C examples/orm mod tidy -diff
 	$(GO) -C deploy/prometheus/test mod tidy -diff
 	$(GO) -C deploy/helm/test mod tidy -diff
+	$(GO) -C deploy/release mod tidy -diff
 	$(GO) -C bench/peers mod tidy -diff
 
 .PHONY: postgres

@@ -109,11 +109,12 @@ func variables(w io.Writer, t reflect.Type, seen map[string]bool) {
 	}
 }
 
-// version and revision describe an image. The linker sets them (deploy/Dockerfile).
+// version and revision describe a release or an image. The linker sets them (deploy/release,
+// deploy/Dockerfile).
 var version, revision string
 
-// Version returns the version of this build: that of the image, else that of the module, else the
-// commit.
+// Version returns the version of this build without a v: that of the release or the image, else
+// that of the module, else the commit.
 func Version() string {
 	info, ok := debug.ReadBuildInfo()
 	switch {
@@ -124,7 +125,7 @@ func Version() string {
 	case info.Main.Version == "" || info.Main.Version == "(devel)":
 		return cmp.Or(Revision(), info.Main.Version)
 	}
-	return info.Main.Version
+	return strings.TrimPrefix(info.Main.Version, "v")
 }
 
 // Revision returns the commit of this build, or "" if it is unknown.

@@ -97,9 +97,11 @@ func (p Process) commands() *cobra.Command {
 		Use:           "tidings",
 		Short:         "Tidings stores social writes, and publishes each change as an event",
 		Long:          "Tidings stores social writes, and publishes each change as an event.\n\n" + exitCodes,
+		Version:       daemon.Version(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
+	root.SetVersionTemplate("{{.Name}} {{.Version}}\n") // as the services answer
 	root.AddCommand(p.devCommand(), p.serveCommand(), p.migrateCommand(), p.loadCommand(), p.demoCommand(), p.versionCommand(),
 		bench.Command(),
 		p.statusCommand(), p.doctorCommand(), p.verifyCommand(), p.readyCommand(), p.restoreCommand(), p.replayCommand(),
