@@ -70,7 +70,7 @@ DOCKER_TESTS := TestFaultKilledTestBinaryLeavesNoContainer \
 	TestACommitThatIsFoundIsOnTheStandbysToo
 
 .PHONY: test-docker
-test-docker: engine ## run fault tests with servers in containers, then the tests of the image and of Compose (docs/testing.md)
+test-docker: engine ## run fault tests with servers in containers, then the tests of the image and of Compose (CONTRIBUTING.md)
 	GORACE="atexit_sleep_ms=100 $$GORACE" TEST_SERVERS=docker $(GO) test $(RACE) -tags faults -count=1 -p 2 -timeout 10m \
 		-run "^($$(echo $(DOCKER_TESTS) | tr ' ' '|'))$$" $(DOCKER_PACKAGES)
 	$(GO) test -tags docker -count=1 -timeout 15m -run 'Image|Containers' ./deploy

@@ -58,10 +58,10 @@ func TestTheConfigurationTableIsWhatTheCodeReads(t *testing.T) {
 	}
 }
 
-// TestTheTestingPageHasTheVariablesThatTestsRead checks that each variable and target of the page
+// TestContributingHasTheVariablesThatTestsRead checks that each variable and target of the page
 // exists, and that the page has each variable of the tests.
-func TestTheTestingPageHasTheVariablesThatTestsRead(t *testing.T) {
-	page, err := os.ReadFile("testing.md")
+func TestContributingHasTheVariablesThatTestsRead(t *testing.T) {
+	page, err := os.ReadFile("../CONTRIBUTING.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,19 +78,19 @@ func TestTheTestingPageHasTheVariablesThatTestsRead(t *testing.T) {
 		code += content
 		for _, m := range read.FindAllStringSubmatch(content, -1) {
 			if !documented[m[1]] {
-				t.Errorf("%s reads %s, which is not in docs/testing.md", path, m[1])
+				t.Errorf("%s reads %s, which is not in CONTRIBUTING.md", path, m[1])
 			}
 		}
 	})
 	for name := range documented {
 		if !strings.Contains(code, `"`+name+`"`) {
-			t.Errorf("docs/testing.md has %s, which no test reads", name)
+			t.Errorf("CONTRIBUTING.md has %s, which no test reads", name)
 		}
 	}
 	targets := regexp.MustCompile("`(?:TEST_SERVERS=docker )?make ([a-z-]+)").FindAllStringSubmatch(string(page), -1)
 	for _, m := range targets {
 		if !strings.Contains(string(makefile), "\n"+m[1]+":") {
-			t.Errorf("docs/testing.md names make %s, which is not in the Makefile", m[1])
+			t.Errorf("CONTRIBUTING.md names make %s, which is not in the Makefile", m[1])
 		}
 	}
 	if len(documented) < 9 || len(targets) < 9 {

@@ -9,20 +9,21 @@ import (
 	"testing"
 )
 
-// TestNoPageUsesAWordThatTheGlossaryReplaces reads the words in the last table of the glossary, and
+// TestNoPageUsesAWordThatContributingReplaces reads the words in the table of CONTRIBUTING.md, and
 // every page except its code.
-func TestNoPageUsesAWordThatTheGlossaryReplaces(t *testing.T) {
-	glossary, err := os.ReadFile("glossary.md")
+func TestNoPageUsesAWordThatContributingReplaces(t *testing.T) {
+	guide, err := os.ReadFile("../CONTRIBUTING.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, table, _ := strings.Cut(string(glossary), "| write | not |\n")
+	_, table, _ := strings.Cut(string(guide), "| write | not |\n")
+	table, _, _ = strings.Cut(table, "\n\n")
 	var words []string
 	for _, row := range regexp.MustCompile(`(?m)^\| [^|-][^|]* \| ([^|]*) \|$`).FindAllStringSubmatch(table, -1) {
 		words = append(words, strings.Split(row[1], ", ")...)
 	}
 	if len(words) < 20 {
-		t.Fatalf("the glossary replaces %q", words)
+		t.Fatalf("CONTRIBUTING.md replaces %q", words)
 	}
 	for i, w := range words {
 		words[i] = strings.ReplaceAll(regexp.QuoteMeta(w), " ", `\s+`)
@@ -30,12 +31,12 @@ func TestNoPageUsesAWordThatTheGlossaryReplaces(t *testing.T) {
 	bad := regexp.MustCompile(`(?i)\b(?:` + strings.Join(words, "|") + `)\b`)
 	code := regexp.MustCompile("(?s)```.*?```|`[^`\n]*`|<[^>]*>")
 	files(t, ".md", func(path, content string) {
-		if filepath.Base(path) == "glossary.md" || filepath.Base(path) == "commands.md" {
+		if filepath.Base(path) == "CONTRIBUTING.md" || filepath.Base(path) == "commands.md" {
 			return
 		}
 		text := code.ReplaceAllStringFunc(content, func(s string) string { return strings.Repeat("\n", strings.Count(s, "\n")) })
 		for _, at := range bad.FindAllStringIndex(text, -1) {
-			t.Errorf("%s:%d: %q: the glossary has another word for it", path, 1+strings.Count(text[:at[0]], "\n"), text[at[0]:at[1]])
+			t.Errorf("%s:%d: %q: CONTRIBUTING.md has another word for it", path, 1+strings.Count(text[:at[0]], "\n"), text[at[0]:at[1]])
 		}
 	})
 }

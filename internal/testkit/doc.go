@@ -18,7 +18,7 @@
 // The ports of containers are open on loopback only. A process in a container that shares the
 // engine of its host reaches them at the gateway of the engine's network, and there they are open.
 // TESTCONTAINERS_HOST_OVERRIDE names another address. The store of a NATS container is the test's
-// directory, so the engine must see this machine's files. Tests need not know this. docs/testing.md
+// directory, so the engine must see this machine's files. Tests need not know this. CONTRIBUTING.md
 // has the details, and lists the few tests that always use local servers.
 //
 // A test gets its own database, a clone of a template that has all migrations and is named by their
