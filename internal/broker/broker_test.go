@@ -453,7 +453,7 @@ func TestAStreamIsDeclaredAtOnceAfterItsDeletion(t *testing.T) {
 func TestStreamOfAnotherShapeIsRefused(t *testing.T) {
 	good := map[string]string{broker.MetaSlots: "0-31", broker.MetaAfter: ""}
 	for name, change := range map[string]func(*jetstream.StreamConfig){
-		"its subjects are others":    func(c *jetstream.StreamConfig) { c.Subjects = []string{"orders.>"} },
+		"its subjects are others":    func(c *jetstream.StreamConfig) { c.Subjects = []string{"other-" + c.Name + ".>"} },
 		"its storage is memory":      func(c *jetstream.StreamConfig) { c.Storage = jetstream.MemoryStorage },
 		"its messages end when read": func(c *jetstream.StreamConfig) { c.Retention = jetstream.WorkQueuePolicy },
 		"it denies deletes":          func(c *jetstream.StreamConfig) { c.DenyDelete = true },
