@@ -63,6 +63,7 @@ const (
 // Acts of which the page shows more than a button.
 const (
 	actVerify = "consumer.verify"
+	actResume = "consumer.resume"
 	actReplay = "consumer.replay"
 )
 

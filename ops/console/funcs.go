@@ -27,6 +27,9 @@ func (c *Console) funcs() template.FuncMap {
 		"list":    func(all ...any) []any { return all },
 		"time":    timeHTML,
 		"span":    span,
+		"since":   func(t time.Time) string { return age(time.Since(t)) },
+		"repair":  repairOf,
+		"titleOf": c.titleOf,
 		"num":     num,
 		"capped":  capped,
 		"counted": func(n int64) string { return capped(int(min(n, deadletter.MaxCount)), n > deadletter.MaxCount) },
@@ -153,6 +156,19 @@ func span(v any) string {
 		return fmt.Sprintf("%d min %d s", int(d.Minutes()), int(d.Seconds())%60)
 	case d < 48*time.Hour:
 		return fmt.Sprintf("%d h %d min", int(d.Hours()), int(d.Minutes())%60)
+	}
+	return fmt.Sprintf("%d days", int(d.Hours()/24))
+}
+
+// age formats how long something has lasted, in one unit.
+func age(d time.Duration) string {
+	switch {
+	case d < time.Minute:
+		return fmt.Sprintf("%d s", int(d.Seconds()))
+	case d < time.Hour:
+		return fmt.Sprintf("%d min", int(d.Minutes()))
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%d h", int(d.Hours()))
 	}
 	return fmt.Sprintf("%d days", int(d.Hours()/24))
 }

@@ -166,7 +166,8 @@ func (h *hub) read(ctx context.Context, f *feed) []byte {
 		name, fr.Data = "trouble", p
 	}
 	var b bytes.Buffer
-	if err := h.c.templates[f.page.template()].ExecuteTemplate(&b, name, fr); err != nil {
+	t := h.c.templates[f.page.template()]
+	if err := errors.Join(t.ExecuteTemplate(&b, "health", fr), t.ExecuteTemplate(&b, name, fr)); err != nil {
 		h.c.log.ErrorContext(ctx, "live page not rendered", "page", f.page.name(), "err", err, "runbook", "ConsoleFails")
 		return nil
 	}

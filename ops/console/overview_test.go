@@ -1,6 +1,7 @@
 package console_test
 
 import (
+	"regexp"
 	"strings"
 	"testing"
 
@@ -30,8 +31,21 @@ func TestTheOverviewNamesWhatTheDoctorFinds(t *testing.T) {
 	h.exec(t, `INSERT INTO consumer_pauses (consumer_name, actor, reason) VALUES ('archiver', 'ann', 'a migration')`)
 	h.exec(t, `INSERT INTO job_runs (job, owner, started_at, failed_at, last_error) VALUES ('retention', 'x', now(), now(), 'no luck')`)
 	ada := h.signIn(t, h.Tokens.Admin)
-	page(t, ada, "/console/").says("40 messages in the DLQ", "Followercounts: 160 dead letters", "ann paused it",
+	overview := page(t, ada, "/console/").says("40 messages in the DLQ", "Followercounts: 160 dead letters",
 		"Retention: its last run failed").without("All clear") // Rule job-failed asks the server
+	if !regexp.MustCompile(`ann paused it .* for \d+ s Consumers Resume tidings resume`).MatchString(overview.text()) {
+		t.Errorf("a finding lacks its time, its page or what repairs it: %.2000s", overview.text())
+	}
+	if strings.Index(overview.body, "40 messages in the DLQ") > strings.Index(overview.body, "<svg viewBox") {
+		t.Error("the findings are below the picture")
+	}
+	if got, want := overview.link("Resume"), "/console/act/consumer.resume?back=%2Fconsole%2F&consumer=archiver"; got != want {
+		t.Errorf("the button leads to %s, want %s", got, want)
+	}
+	if !strings.Contains(overview.body, `href="/console/dead-letters?source=consumers&amp;consumer=followercounts"`) {
+		t.Error("no link leads to the dead letters of the consumer")
+	}
+	page(t, ada, "/console/audit").health("4", "warn")
 	page(t, ada, "/console/doctor").says("outbox-dlq", "dead-letters", "paused", "job-failed").without("No findings.")
 
 	h.exec(t, `DELETE FROM outbox_messages_dlq`)
@@ -40,14 +54,31 @@ func TestTheOverviewNamesWhatTheDoctorFinds(t *testing.T) {
 	h.exec(t, `UPDATE job_runs SET succeeded_at = now()`)
 	page(t, ada, "/console/doctor").says("No findings.")
 	page(t, ada, "/console/").says("All clear").without("160 dead letters", "paused it")
+	page(t, ada, "/console/audit").health("", "ok")
+	page(t, h.signIn(t, h.Tokens.TenantAdmin), "/console/audit").without(`id="causes"`)
 
 	h.exec(t, `UPDATE leases SET expires_at = now() WHERE kind = $1`, relay.LeaseKind)
 	h.conn.Close()
 	testkit.Eventually(t, "the overview to put the cause before its consequence", func() (bool, error) {
 		text := ada.get("/console/").text()
-		cause, consequence := strings.Index(text, "NATS is unavailable"), strings.Index(text, "No running relay holds partition 0")
-		return 0 <= cause && cause < consequence && strings.Contains(text[consequence:], "It follows from unavailable NATS") &&
+		cause, then := strings.Index(text, "NATS is unavailable"), strings.Index(text, "So:")
+		return 0 <= cause && cause < then && strings.Contains(text[then:], "No running relay holds partition 0") &&
 			!strings.Contains(text, "All clear"), nil
 	})
+	page(t, ada, "/console/audit").health("1", "bad") // a consequence is no cause
 	page(t, ada, "/console/doctor").says("NATS is unavailable", "no running process holds partition 0", "It follows from unavailable NATS")
+}
+
+// health fails the test unless the page's title, badge and icon show that many causes.
+func (a *answer) health(causes, level string) {
+	a.t.Helper()
+	title, icon := "<title>", "/icon.svg"
+	if causes != "" {
+		title, icon = "<title>("+causes+") ", "/icon-"+level+".svg"
+	}
+	for _, want := range []string{title, icon, `<span class="badge ` + level + `" id="causes">` + causes + "</span>"} {
+		if !strings.Contains(a.body, want) {
+			a.t.Errorf("%s lacks %q: %.1500s", a.path, want, a.body)
+		}
+	}
 }

@@ -54,7 +54,7 @@ func (c *Console) allActs() []*act {
 		{name: "consumer.pause", label: "Pause", role: tokens.RoleAdmin, system: true, do: c.doPause,
 			prepare: c.prepareConsumer("The consumer applies no events until you resume it. They wait on the stream, which keeps "+
 				"them for NATS_MAX_AGE.", "Meanwhile its projection falls behind.")},
-		{name: "consumer.resume", label: "Resume", role: tokens.RoleAdmin, system: true, do: c.doResume,
+		{name: actResume, label: "Resume", role: tokens.RoleAdmin, system: true, do: c.doResume,
 			prepare: c.prepareConsumer("The consumer continues where it stopped.")},
 		{name: actVerify, label: "Verify", role: tokens.RoleAdmin, system: true, do: c.doVerify,
 			prepare: c.prepareConsumer("Verify compares every row of the projection with the truth. It reads both in full and changes " +

@@ -20,6 +20,7 @@ const (
 	ratesWithin = 30 * time.Second // readings further apart give no current rate
 	probeEvery  = time.Minute      // between two checks of the rules that ask the servers
 	probeFor    = 5 * time.Second  // limit for one such check
+	healthFor   = 15 * time.Second // pages show the health of a reading for so long
 )
 
 // observed is one reading of the whole installation.
@@ -34,6 +35,9 @@ type observed struct {
 	Findings []doctor.Finding // root causes first
 	Probed   probed
 }
+
+// Trees returns the root causes with their consequences.
+func (o *observed) Trees() []doctor.Tree { return doctor.Nest(o.Findings) }
 
 // probed is what the doctor found that the state does not show.
 type probed struct {
@@ -69,7 +73,10 @@ type observer struct {
 	last    *observed
 	looked  time.Time
 	probed  probed
-	lines   map[string][]point // by consumer name
+	lines   map[string][]point   // by consumer name
+	shown   *observed            // the last one with findings
+	since   map[string]time.Time // when a reading first had a finding; zero: the first reading had it
+	wanted  chan struct{}        // a page has no health to show
 }
 
 // point is a consumer's lag at one moment.
@@ -79,7 +86,8 @@ type point struct {
 }
 
 func newObserver(src status.Sources) *observer {
-	return &observer{src: src, busy: make(chan struct{}, 1), probing: make(chan struct{}, 1), lines: make(map[string][]point)}
+	return &observer{src: src, busy: make(chan struct{}, 1), probing: make(chan struct{}, 1), lines: make(map[string][]point),
+		wanted: make(chan struct{}, 1)}
 }
 
 // state returns a reading of the installation that is at most stateFor old, with the findings
@@ -90,6 +98,10 @@ func (o *observer) state(ctx context.Context, fresh bool) (*observed, error) {
 	o.mu.Lock()
 	o.looked = asked
 	o.mu.Unlock()
+	return o.observe(ctx, asked, fresh)
+}
+
+func (o *observer) observe(ctx context.Context, asked time.Time, fresh bool) (*observed, error) {
 	since := asked.Add(-stateFor)
 	if fresh {
 		since = asked
@@ -105,7 +117,70 @@ func (o *observer) state(ctx context.Context, fresh bool) (*observed, error) {
 	now.State.External, now.State.MoreOf, now.State.NotListed = now.Probed.External.External, now.Probed.External.MoreOf,
 		now.Probed.External.NotListed
 	now.Findings = doctor.Rank(append(doctor.Fleet(now.State), now.Probed.Findings...))
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.date(&now)
+	if o.shown == nil || !now.At.Before(o.shown.At) {
+		o.shown = &now
+	}
 	return &now, nil
+}
+
+// date sets Since of the findings that do not know it, to the first of the readings that had them.
+// It stays unknown if none lacked them shortly before. The caller holds o.mu.
+func (o *observer) date(now *observed) {
+	first := time.Time{}
+	if o.shown != nil && now.At.Sub(o.shown.At) < healthFor {
+		first = now.At
+	}
+	dated := make(map[string]time.Time)
+	for i, f := range now.Findings {
+		key := f.Check + " " + f.Where
+		at, known := o.since[key]
+		if !known {
+			at = first
+		}
+		if dated[key] = at; f.Since.IsZero() {
+			now.Findings[i].Since = at
+		}
+	}
+	o.since = dated
+}
+
+// health is what every page shows of the findings.
+type health struct {
+	Causes int    // root causes
+	Level  string // bad: an error; warn: warnings alone; ok: none
+}
+
+// health returns the last evaluation without a reading of its own. It is nil if that is too old;
+// then Run makes another one.
+func (o *observer) health() *health {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.looked = time.Now()
+	if o.shown == nil || time.Since(o.shown.At) > healthFor {
+		select {
+		case o.wanted <- struct{}{}:
+		default:
+		}
+		return nil
+	}
+	h := &health{Level: "ok"}
+	for _, f := range o.shown.Findings {
+		if f.FollowsFrom == "" {
+			h.Causes++
+		}
+		if f.Severity == doctor.Error {
+			h.Level = "bad"
+		} else if h.Level == "ok" {
+			h.Level = "warn"
+		}
+	}
+	if h.Level == "ok" && o.shown.Probed.Err != nil {
+		return nil // a part is not checked
+	}
+	return h
 }
 
 // probe returns the last probe, or a new one if that is too old. It takes up to probeFor, so a
@@ -198,14 +273,15 @@ func (o *observer) line(consumer string) []point {
 	return slices.Clone(o.lines[consumer])
 }
 
-// run samples the lag of consumers until sampleAfter has passed without a reader. A failed reading
-// leaves a gap in the lines.
+// run samples the lag of consumers and the health until sampleAfter has passed without a reader. A
+// failed reading leaves a gap in the lines.
 func (o *observer) run(ctx context.Context) {
 	tick := time.NewTicker(sampleEvery)
 	defer tick.Stop()
 	for {
 		select {
 		case <-tick.C:
+		case <-o.wanted:
 		case <-ctx.Done():
 			return
 		}
@@ -214,7 +290,7 @@ func (o *observer) run(ctx context.Context) {
 		o.mu.Unlock()
 		if !idle {
 			rctx, cancel := context.WithTimeout(ctx, pageTimeout)
-			_, _ = o.read(rctx, time.Now().Add(-stateFor))
+			_, _ = o.observe(rctx, time.Now(), false)
 			cancel()
 		}
 	}

@@ -202,6 +202,14 @@ func (f *frame) ReadOnly() bool { return f.View.c.cfg.ReadOnly }
 // Assets returns the URL of the assets.
 func (f *frame) Assets() string { return root + "assets/" + f.View.c.assets }
 
+// Health returns the health of the installation, for operators. It is nil if it is unknown.
+func (f *frame) Health() *health {
+	if !f.System() {
+		return nil
+	}
+	return f.View.c.observer.health()
+}
+
 // With calls view.with, for templates.
 func (f *frame) With(pairs ...any) string { return f.View.with(pairs...) }
 

@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -47,18 +46,23 @@ func (f Finding) Action() string {
 	return f.Repair + " (" + f.Runbook + ")"
 }
 
-// String returns the finding in a sentence: "Partition 0 has no stream yet: start a relay".
-func (f Finding) String() string {
-	said := f.note
-	if rest, is := strings.CutPrefix(f.What, "it "); said == "" && is {
+// Sentence returns what happened, and where: "Partition 0 has no stream yet".
+func (f Finding) Sentence() string {
+	if f.note != "" {
+		return f.note
+	}
+	said := f.Where + ": " + f.What
+	if rest, is := strings.CutPrefix(f.What, "it "); is {
 		said = f.Where + " " + rest
-	} else if said == "" && strings.Contains(f.What, f.Where) {
+	} else if strings.Contains(f.What, f.Where) {
 		said = f.What
 	}
-	said = cmp.Or(said, f.Where+": "+f.What)
-	if f.note == "" {
-		said = strings.ToUpper(said[:1]) + said[1:]
-	}
+	return strings.ToUpper(said[:1]) + said[1:]
+}
+
+// String returns the sentence with the remedy: "Partition 0 has no stream yet: start a relay".
+func (f Finding) String() string {
+	said := f.Sentence()
 	switch {
 	case f.Repair != "" && f.Runbook != "" && strings.Contains(f.What, f.Repair): // it names the command
 		return said + " (" + f.Runbook + ")"
@@ -140,6 +144,24 @@ func failedJobs(runs []jobs.LastRun) (all []Finding) {
 		}
 	}
 	return all
+}
+
+// Tree is a finding with its consequences.
+type Tree struct {
+	Finding
+	Consequences []Tree
+}
+
+// Nest returns the root causes among findings that Rank ordered, each with its consequences.
+func Nest(all []Finding) []Tree { return consequences(all, "") }
+
+func consequences(all []Finding, of string) (trees []Tree) {
+	for _, f := range all {
+		if f.FollowsFrom == of {
+			trees = append(trees, Tree{f, consequences(all, f.Check+" "+f.Where)})
+		}
+	}
+	return trees
 }
 
 // Rank sets FollowsFrom of each finding that another one explains. It puts root causes before such

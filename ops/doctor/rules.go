@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -96,8 +97,12 @@ var fleetRules = []Rule{
 		Check: func(st status.State, found func(Finding)) {
 			for _, u := range st.Unheld {
 				if !slices.ContainsFunc(st.Consumers, func(c status.Consumer) bool { return c.Consumer == u.Kind && c.Paused != nil }) {
+					page := "consumers"
+					if u.Kind == noRelay.Where {
+						page = "partitions"
+					}
 					found(Finding{Where: u.Kind, What: fmt.Sprintf("no running process holds %s", u), Repair: "start one, or read its log",
-						Count: int64(len(u.Partitions)), note: fmt.Sprintf("No running %s holds %s", u.Kind, u)})
+						Console: page, Count: int64(len(u.Partitions)), note: fmt.Sprintf("No running %s holds %s", u.Kind, u)})
 				}
 			}
 		}},
@@ -108,12 +113,13 @@ var fleetRules = []Rule{
 				return Finding{}
 			}
 			return Finding{What: fmt.Sprintf("the oldest due message has waited for %s to be published, and the oldest pending one for %s",
-				words.Seconds(o.LagSeconds), words.Seconds(o.Undelivered)), Count: int64(o.Pending)}
+				words.Seconds(o.LagSeconds), words.Seconds(o.Undelivered)), Count: int64(o.Pending),
+				Since: before(max(o.LagSeconds, o.Undelivered))}
 		})},
 	{Name: "outbox-retrying", Severity: Warning, Runbook: "OutboxEventFails", Check: outboxRule(func(o outbox.Stats) Finding {
 		return counted(int64(o.Retrying), "message", " failed and will be retried", "tidings outbox list")
 	})},
-	{Name: "outbox-dlq", Severity: Warning, Runbook: "OutboxDLQNotEmpty", Console: "dead-letters",
+	{Name: "outbox-dlq", Severity: Warning, Runbook: "OutboxDLQNotEmpty", Console: "dead-letters?source=outbox",
 		Check: outboxRule(func(o outbox.Stats) Finding {
 			return counted(int64(o.DLQDepth), "message", " in the DLQ, which relays could not publish", "tidings dlq outbox list")
 		})},
@@ -153,13 +159,15 @@ var fleetRules = []Rule{
 			if c.Seconds <= LateSeconds {
 				return Finding{}
 			}
-			return Finding{Count: c.Messages,
+			return Finding{Count: c.Messages, Since: before(c.Seconds),
 				What: fmt.Sprintf("it is %s behind, with %s to apply", words.Seconds(c.Seconds), words.Of(c.Messages, "message"))}
 		})},
 	{Name: "dead-letters", Severity: Warning, Runbook: "ConsumerDeadLetters", Console: "dead-letters",
 		Check: consumerRule(func(_ status.State, c status.Consumer) Finding {
-			return counted(c.DeadLetters, "dead letter", ", and later events of the same aggregates wait",
+			f := counted(c.DeadLetters, "dead letter", ", and later events of the same aggregates wait",
 				"tidings dlq consumer list --consumer "+c.Consumer)
+			f.Console = "dead-letters?source=consumers&consumer=" + c.Consumer
+			return f
 		})},
 	{Name: "subscribers-unknown", Severity: Warning, Runbook: "NATSReportsAnError", Follows: []Cause{{"no-leader", ""}},
 		Check: func(st status.State, found func(Finding)) {
@@ -228,8 +236,8 @@ func (f Finding) of(r Rule) Finding {
 	if r.Runbook != "" {
 		f.Runbook = "docs/runbook/" + r.Runbook + ".md"
 	}
-	if r.Console != "" {
-		f.Console = "/console/" + r.Console
+	if page := cmp.Or(f.Console, r.Console); page != "" {
+		f.Console = "/console/" + page
 	}
 	return f
 }
@@ -291,6 +299,11 @@ func consumerRule(find func(status.State, status.Consumer) Finding) func(status.
 			}
 		}
 	}
+}
+
+// before returns the time that many seconds ago.
+func before(seconds float64) time.Time {
+	return time.Now().Add(-time.Duration(seconds * float64(time.Second))).Truncate(time.Second)
 }
 
 // counted is the finding that n of something exist: none for 0.

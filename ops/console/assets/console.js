@@ -34,6 +34,23 @@
   document.addEventListener("visibilitychange", connect);
   document.addEventListener("htmx:sse:after:message", () => { root.dataset.live = String(Number(root.dataset.live || 0) + 1); });
 
+  // A live page brings the health of the installation: the badge, the title and the icon show it.
+  const title = document.title.replace(/^\(\d+\) /, "");
+  const showHealth = () => {
+    const is = document.getElementById("health");
+    const badge = document.getElementById("causes");
+    if (!is || !badge) return;
+    const n = Number(is.dataset.causes);
+    badge.textContent = n || "";
+    badge.className = "badge " + is.dataset.level;
+    document.title = (n ? `(${n}) ` : "") + title;
+    const icon = document.querySelector("link[rel=icon]");
+    const href = icon.href.replace(/icon[^/]*$/, `icon${n ? "-" + is.dataset.level : ""}.svg`);
+    if (icon.href !== href) icon.href = href;
+  };
+  showHealth();
+  document.addEventListener("htmx:sse:after:message", showHealth);
+
   // The theme: auto (the system's), light, dark.
   const theme = document.getElementById("theme");
   const name = () => { theme.textContent = "Theme: " + (root.dataset.theme || "auto"); };
