@@ -292,7 +292,9 @@ func (b *browser) until(js string) {
 			return
 		}
 		if says := err.Error(); !strings.Contains(says, "navigated or closed") && !strings.Contains(says, "context") || ctx.Err() != nil {
-			text, _ := chromedp.Run(b.ctx, chromedp.Text(chromedp.CSS("body")))
+			say, cancel := context.WithTimeout(b.ctx, time.Second)
+			defer cancel()
+			text, _ := chromedp.Run(say, chromedp.Text(chromedp.CSS("body")))
 			b.t.Fatalf("still false: %s: %v: %.1000s", js, err, text)
 		}
 	}

@@ -403,7 +403,9 @@ func events(t *testing.T, r *reader, path string) (next func() string, stop func
 	return func() string {
 		var b strings.Builder
 		for s.Scan() {
-			if data, ok := strings.CutPrefix(s.Text(), "data: "); ok {
+			if event, ok := strings.CutPrefix(s.Text(), "event: "); ok && event != "message" {
+				s.Scan() // its data
+			} else if data, ok := strings.CutPrefix(s.Text(), "data: "); ok {
 				b.WriteString(data + "\n")
 			} else if s.Text() == "" && b.Len() > 0 {
 				return b.String()

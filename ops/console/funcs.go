@@ -1,6 +1,8 @@
 package console
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
 	"html/template"
 	"math"
@@ -29,6 +31,7 @@ func (c *Console) funcs() template.FuncMap {
 		"span":    span,
 		"since":   func(t time.Time) string { return age(time.Since(t)) },
 		"repair":  repairOf,
+		"pretty":  pretty,
 		"titleOf": c.titleOf,
 		"num":     num,
 		"capped":  capped,
@@ -158,6 +161,15 @@ func span(v any) string {
 		return fmt.Sprintf("%d h %d min", int(d.Hours()), int(d.Minutes())%60)
 	}
 	return fmt.Sprintf("%d days", int(d.Hours()/24))
+}
+
+// pretty indents JSON. It returns other text unchanged.
+func pretty(text string) string {
+	var b bytes.Buffer
+	if json.Indent(&b, []byte(text), "", "  ") != nil {
+		return text
+	}
+	return b.String()
 }
 
 // age formats how long something has lasted, in one unit.

@@ -53,12 +53,12 @@ type harness struct {
 // start starts a console. change may change its configuration.
 func start(t *testing.T, change ...func(*console.Config, *console.Deps)) *harness {
 	t.Helper()
-	return startOn(t, testkit.Postgres(t), change...)
+	return startOn(t, testkit.Postgres(t), testkit.NATS(t), change...)
 }
 
-func startOn(t *testing.T, db *testkit.DB, change ...func(*console.Config, *console.Deps)) *harness {
+func startOn(t *testing.T, db *testkit.DB, nats *testkit.Broker, change ...func(*console.Config, *console.Deps)) *harness {
 	t.Helper()
-	h := &harness{db: db, nats: testkit.NATS(t)}
+	h := &harness{db: db, nats: nats}
 	h.pool = h.db.Pool(t, postgres.RoleSystem)
 	var err error
 	h.conn = h.nats.Connect(t)

@@ -11,12 +11,15 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/tidings/tidings/internal/tokens"
 )
 
 const (
 	liveEvery   = time.Second      // between two reads of a page, for any number of readers
 	beatEvery   = 15 * time.Second // a comment on a stream without messages, so that the server notices a closed connection
 	streamWrite = 10 * time.Second // limit for one message to a slow reader
+	checkWait   = 3 * time.Second  // for the check of a stream's session; then PostgreSQL counts as silent
 	maxFeeds    = 64               // different live pages that readers watch at once,
 	tenantFeeds = maxFeeds / 8     // of these for one tenant,
 	othersFeeds = maxFeeds / 2     // and for all tenants; operators have the rest
@@ -37,44 +40,56 @@ type hub struct {
 type feed struct {
 	page    *page
 	view    *view
-	last    []byte
-	viewers map[chan []byte]bool
+	viewers map[chan struct{}]bool
+	reading
+}
+
+// reading is what the hub knows of a page.
+type reading struct {
+	html    []byte
+	at      time.Time // when the last reading began that succeeded
+	trouble string    // why there is no newer one; empty: there is
 }
 
 func newHub(c *Console) *hub {
 	return &hub{c: c, every: liveEvery, wake: make(chan struct{}, 1), feeds: make(map[string]*feed), over: make(chan struct{})}
 }
 
-// watch subscribes to a live page. The channel holds the newest content: a slow reader misses
-// earlier ones. stop ends the subscription. ok is false if there are too many feeds.
-func (h *hub) watch(v *view, p *page) (messages <-chan []byte, stop func(), ok bool) {
+// watch subscribes to a live page. The channel tells that newest returns another reading: a slow
+// reader misses earlier ones. stop ends the subscription. ok is false if there are too many feeds.
+func (h *hub) watch(v *view, p *page) (changed <-chan struct{}, newest func() reading, stop func(), ok bool) {
 	roles := slices.Clone(v.who.Roles)
 	slices.Sort(roles)
 	key := fmt.Sprintf("%s %d %s %s", p.name(), v.who.TenantID, strings.Join(roles, ","), v.r.URL.Query().Encode())
-	ch := make(chan []byte, 1)
+	ch := make(chan struct{}, 1)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	f := h.feeds[key]
 	if f == nil {
 		if !h.room(v) {
-			return nil, nil, false
+			return nil, nil, nil, false
 		}
 		r := (&http.Request{Method: http.MethodGet, URL: &url.URL{Path: root + p.path,
 			RawQuery: v.r.URL.RawQuery}}).WithContext(context.Background())
 		who := v.who
 		who.Name = "live"
-		f = &feed{page: p, view: &view{c: h.c, r: r, who: who}, viewers: make(map[chan []byte]bool)}
+		f = &feed{page: p, view: &view{c: h.c, r: r, who: who}, viewers: make(map[chan struct{}]bool)}
 		h.feeds[key] = f
 	}
-	if f.last != nil {
-		ch <- f.last
+	if f.html != nil {
+		ch <- struct{}{}
 	}
 	f.viewers[ch] = true
 	select {
 	case h.wake <- struct{}{}:
 	default:
 	}
-	return ch, func() {
+	newest = func() reading {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return f.reading
+	}
+	return ch, newest, func() {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		delete(f.viewers, ch)
@@ -132,27 +147,28 @@ func (h *hub) round(ctx context.Context) {
 	}
 	h.mu.Unlock()
 	for _, f := range feeds {
-		now := h.read(ctx, f)
+		began := time.Now()
+		html, trouble := h.read(ctx, f)
 		if ctx.Err() != nil {
 			return
 		}
 		h.mu.Lock()
-		if !bytes.Equal(now, f.last) {
-			f.last = now
-			for ch := range f.viewers {
-				select {
-				case <-ch: // discard content that the reader has not taken
-				default:
-				}
-				ch <- now
+		if f.trouble = trouble; trouble == "" {
+			f.html, f.at = html, began
+		}
+		for ch := range f.viewers {
+			select {
+			case ch <- struct{}{}:
+			default: // the reader has not taken the last reading
 			}
 		}
 		h.mu.Unlock()
 	}
 }
 
-// read renders the page's live part, or the problem in its place.
-func (h *hub) read(ctx context.Context, f *feed) []byte {
+// read renders the page's live part, or a lasting problem in its place. If a server does not
+// answer, it returns the trouble: readers keep the last content.
+func (h *hub) read(ctx context.Context, f *feed) (html []byte, trouble string) {
 	ctx, cancel := context.WithTimeout(ctx, pageTimeout)
 	defer cancel()
 	data, err := f.page.data(ctx, f.view)
@@ -163,21 +179,26 @@ func (h *hub) read(ctx context.Context, f *feed) []byte {
 		if logged && !errors.Is(err, context.Canceled) {
 			h.c.log.WarnContext(ctx, "live page failed", "page", f.page.name(), "err", err, "runbook", "ConsoleFails")
 		}
+		if p.Status == http.StatusServiceUnavailable {
+			return nil, p.Title
+		}
 		name, fr.Data = "trouble", p
 	}
 	var b bytes.Buffer
 	t := h.c.templates[f.page.template()]
 	if err := errors.Join(t.ExecuteTemplate(&b, "health", fr), t.ExecuteTemplate(&b, name, fr)); err != nil {
 		h.c.log.ErrorContext(ctx, "live page not rendered", "page", f.page.name(), "err", err, "runbook", "ConsoleFails")
-		return nil
+		return nil, "The console failed"
 	}
-	return b.Bytes()
+	return b.Bytes(), ""
 }
 
 var errTooManyLive = &problem{http.StatusServiceUnavailable, "Too many live pages", "Reload the page to see its current state."}
 
-// stream sends a live page as server-sent events. It ends when the reader leaves, the session ends
-// or the process stops.
+// stream sends a live page as server-sent events: its content when that changes, "fresh" with the
+// age in milliseconds of each reading, and "trouble" if there is no newer one. It sends no content
+// while it cannot check the session. It ends when the reader leaves, the session ends or the
+// process stops.
 func (c *Console) stream(v *view, p *page) error {
 	if !v.may(p) {
 		return c.refused(v, p)
@@ -187,7 +208,7 @@ func (c *Console) stream(v *view, p *page) error {
 		return errTooManyLive
 	}
 	defer share.Release()
-	messages, stop, ok := c.live.watch(v, p)
+	changed, newest, stop, ok := c.live.watch(v, p)
 	if !ok {
 		return errTooManyLive
 	}
@@ -205,19 +226,39 @@ func (c *Console) stream(v *view, p *page) error {
 	if !send(": looking\n\n") {
 		return nil
 	}
+	message := func(event, data string) bool {
+		lines := strings.ReplaceAll(strings.ReplaceAll(data, "\r", ""), "\n", "\ndata: ")
+		return send("event: " + event + "\ndata: " + lines + "\n\n")
+	}
+	var sent []byte
+	unchecked := false
 	beat, check := time.NewTicker(beatEvery), time.NewTicker(lookupTTL)
 	defer beat.Stop()
 	defer check.Stop()
 	for {
 		good := true
 		select {
-		case m := <-messages:
-			good = send("data: " + strings.ReplaceAll(strings.ReplaceAll(string(m), "\r", ""), "\n", "\ndata: ") + "\n\n")
+		case <-changed:
+			now := newest()
+			switch {
+			case unchecked:
+			case now.trouble != "":
+				good = message("trouble", now.trouble)
+			default:
+				if !bytes.Equal(now.html, sent) {
+					sent, good = now.html, message("message", string(now.html))
+				}
+				good = good && message("fresh", fmt.Sprint(time.Since(now.at).Milliseconds()))
+			}
 		case <-beat.C:
 			good = send(":\n\n")
 		case <-check.C:
-			_, _, err := c.session(v.r)
-			good = err == nil
+			ctx, cancel := context.WithTimeout(v.r.Context(), checkWait)
+			_, _, err := c.session(v.r.WithContext(ctx))
+			cancel()
+			if unchecked = err != nil; unchecked {
+				good = !errors.Is(err, tokens.ErrUnauthenticated) && message("trouble", postgresSilent)
+			}
 		case <-v.r.Context().Done():
 			good = false
 		case <-c.live.over:

@@ -25,4 +25,4 @@ if ! echo "$sum  $cache/axe.min.js" | sha256sum --check --status 2>/dev/null; th
 		exit 1
 	fi
 fi
-TIDINGS_AXE="$cache/axe.min.js" exec "${GO:-go}" test -tags browser -count=1 -timeout 15m -run 'Browser|Keys' "$@" .
+TIDINGS_AXE="$cache/axe.min.js" exec "${GO:-go}" test -tags browser -count=1 -timeout 15m -run 'Browser|Key|Frozen' "$@" .

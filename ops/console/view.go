@@ -26,7 +26,8 @@ type page struct {
 	role   string // the role that the page needs; empty: read
 	system bool   // only system tokens may open it
 	live   bool   // its template has "live", which the hub sends again within a second of a change
-	data   func(context.Context, *view) (any, error)
+	// data reads the page. With an *inputError it may return what the page shows beside it.
+	data func(context.Context, *view) (any, error)
 }
 
 // name returns the page's name in templates and stream URLs.
@@ -118,6 +119,9 @@ type inputError struct{ says string }
 
 func (e *inputError) Error() string { return e.says }
 
+// postgresSilent is what readers see while the database does not answer.
+const postgresSilent = "PostgreSQL does not answer"
+
 // errNotFound reports a page or an object that does not exist, or that the token may not see.
 var errNotFound = errors.New("console: not found")
 
@@ -139,7 +143,7 @@ func problemOf(err error) (p *problem, logged bool) {
 		return &problem{http.StatusServiceUnavailable, "The console's database login is not set up",
 			err.Error() + ". The console acts as the role tidings_system: grant it to the login, and run `tidings migrate`."}, true
 	case postgres.IsTransient(err), errors.Is(err, context.DeadlineExceeded):
-		return &problem{http.StatusServiceUnavailable, "A database does not answer",
+		return &problem{http.StatusServiceUnavailable, postgresSilent,
 			"Retry in a few seconds. Run `tidings status` to see which servers are unavailable."}, true
 	}
 	return &problem{http.StatusInternalServerError, "The console failed",
@@ -166,6 +170,7 @@ type frame struct {
 	Data    any
 	Nav     []navGroup
 	LiveURL string // of the page's stream; empty: the page is not live
+	Wrong   string // why the request is not valid, on a page that keeps its form
 }
 
 type navGroup struct {
@@ -195,6 +200,9 @@ func (f *frame) Roles() string { return strings.Join(f.View.who.Roles, ", ") }
 
 // MayReadPayloads calls view.mayReadPayloads, for templates.
 func (f *frame) MayReadPayloads() bool { return f.View.mayReadPayloads() }
+
+// Session returns a name that only windows of this token share.
+func (f *frame) Session() string { return f.View.hash.Fingerprint() }
 
 // ReadOnly reports whether the console refuses all acts.
 func (f *frame) ReadOnly() bool { return f.View.c.cfg.ReadOnly }
@@ -260,15 +268,19 @@ func (c *Console) showPage(v *view, p *page) error {
 	ctx, cancel := context.WithTimeout(v.r.Context(), pageTimeout)
 	defer cancel()
 	data, err := p.data(ctx, v)
-	if err != nil {
+	var wrong *inputError
+	if err != nil && (!errors.As(err, &wrong) || data == nil) {
 		return err
 	}
-	f := c.frame(v, p.title, data)
+	f, status := c.frame(v, p.title, data), http.StatusOK
+	if wrong != nil { // the page keeps its form
+		f.Wrong, status = wrong.says, http.StatusUnprocessableEntity
+	}
 	f.Page = p
 	if p.live {
 		f.LiveURL = (&url.URL{Path: root + "live/" + p.name(), RawQuery: v.r.URL.RawQuery}).String()
 	}
-	c.renderFrame(v, http.StatusOK, p.template(), f)
+	c.renderFrame(v, status, p.template(), f)
 	return nil
 }
 

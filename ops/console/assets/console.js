@@ -21,18 +21,7 @@
   const here = nav && nav.querySelector("[aria-current]");
   if (here) nav.scrollLeft = here.offsetLeft - nav.offsetLeft - (nav.clientWidth - here.offsetWidth) / 2;
 
-  // Live pages: htmx's SSE extension shows each message, and stops while the tab is hidden. A tab opened hidden
-  // connects when it becomes visible.
-  const live = document.querySelector("[data-live]");
-  const connect = () => {
-    if (!live || document.hidden || live.hasAttribute("hx-sse:connect")) return;
-    live.setAttribute("hx-sse:connect", live.dataset.live);
-    live.setAttribute("hx-swap", "innerMorph");
-    window.htmx.process(live);
-  };
-  connect();
-  document.addEventListener("visibilitychange", connect);
-  document.addEventListener("htmx:sse:after:message", () => { root.dataset.live = String(Number(root.dataset.live || 0) + 1); });
+  const say = (text) => { document.getElementById("said").textContent = text; };
 
   // A live page brings the health of the installation: the badge, the title and the icon show it.
   const title = document.title.replace(/^\(\d+\) /, "");
@@ -48,8 +37,67 @@
     const href = icon.href.replace(/icon[^/]*$/, `icon${n ? "-" + is.dataset.level : ""}.svg`);
     if (icon.href !== href) icon.href = href;
   };
-  showHealth();
-  document.addEventListener("htmx:sse:after:message", showHealth);
+
+  // Live pages. A browser has six connections to a server, so one visible window of a page has its stream, and passes the
+  // messages on to the others. Without locks (HTTP to another machine) each window has its own.
+  const live = document.querySelector("[data-live]");
+  const fresh = document.getElementById("fresh");
+  let asOf = performance.now(); // when the server read the page's data
+  let trouble = "";
+  const showAge = () => {
+    const age = Math.floor((performance.now() - asOf) / 1000);
+    const time = new Date(performance.timeOrigin + asOf).toTimeString().slice(0, 8);
+    const level = trouble || age >= 15 ? "bad" : age >= 3 ? "warn" : "ok";
+    fresh.textContent = { ok: `Live, ${age} s ago`, warn: `Stale, ${age} s`, bad: `${trouble || "No answer"}, data of ${time}` }[level];
+    if (level === "bad" && !root.classList.contains("stale")) say(fresh.textContent);
+    root.classList.toggle("stale", level === "bad");
+    fresh.className = "badge " + level;
+  };
+  const take = async (kind, text) => {
+    trouble = kind === "trouble" ? text : "";
+    if (kind === "fresh") asOf = performance.now() - Number(text);
+    if (kind === "message") {
+      await window.htmx.swap({ text, sourceElement: live, target: live, swap: "innerMorph" });
+      showHealth();
+      root.dataset.live = String(Number(root.dataset.live || 0) + 1);
+    }
+    showAge();
+  };
+  if (live) {
+    const name = `tidings ${live.dataset.session} ${live.dataset.live}`;
+    const windows = new BroadcastChannel(name);
+    let last; // the content that this window's stream has sent
+    windows.addEventListener("message", (e) => {
+      if (e.data.ask && last) windows.postMessage(last);
+      else if (!e.data.ask && !document.hidden) take(...e.data);
+    });
+    const lead = () => new Promise((done) => {
+      let stream, again;
+      const open = () => {
+        stream = new EventSource(live.dataset.live);
+        for (const kind of ["message", "fresh", "trouble"]) stream.addEventListener(kind, (e) => {
+          if (kind === "message") last = [kind, e.data];
+          windows.postMessage([kind, e.data]);
+          take(kind, e.data);
+        });
+        stream.addEventListener("error", () => { if (stream.readyState === EventSource.CLOSED) again = setTimeout(open, 2000); });
+      };
+      open();
+      const end = () => { clearTimeout(again); stream.close(); last = undefined; done(); };
+      document.addEventListener("visibilitychange", end, { once: true });
+    });
+    const watch = () => {
+      if (document.hidden) return;
+      windows.postMessage({ ask: true });
+      if (!navigator.locks) { lead(); return; }
+      const stop = new AbortController();
+      document.addEventListener("visibilitychange", () => stop.abort(), { once: true });
+      navigator.locks.request(name, { signal: stop.signal }, lead).catch(() => { /* hidden before its turn */ });
+    };
+    watch();
+    document.addEventListener("visibilitychange", watch);
+    setInterval(showAge, 1000);
+  }
 
   // The theme: auto (the system's), light, dark.
   const theme = document.getElementById("theme");
@@ -63,7 +111,6 @@
   });
 
   // Copying.
-  const say = (text) => { document.getElementById("said").textContent = text; };
   document.addEventListener("click", async (e) => {
     const b = e.target.closest("[data-copy]");
     if (!b) return;
