@@ -43,6 +43,7 @@ type consumerRow struct {
 	Most        int64  // largest lag of the line, in messages
 	Since       time.Time
 	Level, Says string
+	Unpublished bool                    // the outbox keeps events back, so AsOf is old
 	Drift       *projections.Comparison // the consumer's own comparison; nil: none yet
 	Verified    *audit.Act              // the last Verify that ended; nil: none
 	Replay      *underway               // a replay by this process; nil: none
@@ -95,7 +96,7 @@ func (c *Console) consumersData(ctx context.Context, _ *view) (any, error) {
 	}
 	for _, k := range now.State.Consumers {
 		row := consumerRow{Consumer: k, Level: now.consumerBox(k).Level, Says: "runs", Remedy: now.State.Remedy(k),
-			Replay: c.underway(actReplay, k.Consumer)}
+			Unpublished: unpublished(k), Replay: c.underway(actReplay, k.Consumer)}
 		if a, is := verified[k.Consumer]; is {
 			row.Verified = &a
 		}

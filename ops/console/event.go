@@ -2,6 +2,7 @@ package console
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/url"
@@ -19,6 +20,7 @@ import (
 	"github.com/tidings/tidings/internal/tracing"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/outbox/coldstore"
+	"github.com/tidings/tidings/store"
 )
 
 const (
@@ -36,6 +38,7 @@ type eventPage struct {
 	Nothing string // what the search did not find
 	Try     string
 	Export  string // URL that searches an export for the event
+	Child   string // URL of the child whose id the reader searched for
 }
 
 // eventPath is one event with its stations.
@@ -46,6 +49,7 @@ type eventPath struct {
 	TraceID  string
 	TraceURL string
 	Payload  string // empty unless the reader asked for it
+	Actor    string // who wrote it; empty: the payload does not say it
 	Exported bool   // read from an export
 }
 
@@ -62,6 +66,7 @@ type step struct {
 var (
 	sequenceForm  = regexp.MustCompile(`^([^/\s]+)[:#\s]\s*([0-9]{1,20})$`)
 	aggregateForm = regexp.MustCompile(`^([^/]+)/([^/]+)$`)
+	typeForm      = regexp.MustCompile(`^([a-z][a-z0-9_]*)\.([a-z][a-z0-9_]*)$`)
 )
 
 // eventData finds an event by its id, its outbox id or its sequence on a stream, and shows its
@@ -85,11 +90,13 @@ func (c *Console) eventData(ctx context.Context, v *view) (any, error) {
 	case !p.Asked:
 		return p, nil
 	case uerr == nil && len(q) == 36:
-		err = c.oneEvent(ctx, v, p, outbox.FindQuery{EventID: id.String(), TenantID: tenant})
+		if err = c.oneEvent(ctx, v, p, outbox.FindQuery{EventID: id.String(), TenantID: tenant}); err == nil && p.Path == nil {
+			err = c.childOf(ctx, p, tenant, id.String())
+		}
 	case q != "" && strings.Trim(q, "0123456789") == "":
 		n, perr := strconv.ParseInt(q, 10, 64)
 		if perr != nil {
-			return nil, &inputError{"An outbox id is a 64-bit number."}
+			return p, &inputError{"An outbox id is a 64-bit number."}
 		}
 		err = c.oneEvent(ctx, v, p, outbox.FindQuery{OutboxID: n, TenantID: tenant})
 	case sequenceForm.MatchString(q):
@@ -98,6 +105,26 @@ func (c *Console) eventData(ctx context.Context, v *view) (any, error) {
 		err = c.listEvents(ctx, v, p, tenant)
 	}
 	return p, err
+}
+
+// childOf finds the child that has the id, for a reader who searches for its events.
+func (c *Console) childOf(ctx context.Context, p *eventPage, tenant int64, id string) error {
+	if tenant == 0 {
+		p.Try += " For the id of a comment, enter its tenant."
+		return nil
+	}
+	for _, k := range c.deps.Kinds.Now().AllChildren() {
+		found, err := store.ReadChildren(ctx, c.deps.Truth, tenant, k, []string{id})
+		if err != nil {
+			return err
+		}
+		if child, is := found[id]; is {
+			p.Nothing, p.Try = "This is the id of a "+k.Name+", and not of an event.", fmt.Sprintf(
+				"Its events are in the aggregate %s/%s.", k.Name, child.Parent)
+			p.Child = address("inspect", "tenant", tenant, "kind", k.Name, "id", id)
+		}
+	}
+	return nil
 }
 
 // oneEvent shows the event that q finds.
@@ -166,6 +193,9 @@ func (c *Console) listEvents(ctx context.Context, v *view, p *eventPage, tenant 
 	q := outbox.SearchQuery{TenantID: tenant, EventType: v.query("type"), Limit: eventRows}
 	switch text := v.query("q"); {
 	case text == "":
+	case typeForm.MatchString(text):
+		m := typeForm.FindStringSubmatch(text)
+		q.AggregateType, q.EventType = m[1], m[2]
 	case aggregateForm.MatchString(text):
 		m := aggregateForm.FindStringSubmatch(text)
 		if q.AggregateID, err = event.ParseID(m[2]); err != nil {
@@ -175,7 +205,8 @@ func (c *Console) listEvents(ctx context.Context, v *view, p *eventPage, tenant 
 			return &inputError{"Enter the tenant of the aggregate."}
 		}
 	default:
-		return &inputError{"Search for an event's id (a UUID), an outbox id, STREAM:SEQUENCE, or TYPE/ID of an aggregate."}
+		return &inputError{"Search for an event's id (a UUID), an outbox id, STREAM:SEQUENCE, TYPE/ID of an aggregate, " +
+			"or a type such as comment.created."}
 	}
 	if q.Since, err = v.queryTime("since"); err != nil {
 		return err
@@ -306,6 +337,12 @@ func (c *Console) path(ctx context.Context, v *view, p *eventPage, f outbox.Foun
 	}
 	if k, ok := c.deps.Kinds.Now().Child(f.AggregateType); ok && len(f.Payload) > 0 && k.Names().Redacted(f.Type, f.Payload) {
 		e.add(step{Name: "Redacted", Level: "warn", Says: "an erasure removed a person's text from the payload"})
+	}
+	var wrote struct {
+		Actor string `json:"actor"`
+	}
+	if json.Unmarshal(f.Payload, &wrote) == nil { // an upstream's actor may be anything
+		e.Actor = wrote.Actor
 	}
 	e.Found.Payload = nil
 	return e, nil

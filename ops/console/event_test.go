@@ -58,7 +58,7 @@ func TestThePathOfAnEventIsShownHoweverItIsFound(t *testing.T) {
 		if link := a.link("Open the trace"); link != "https://traces.example/0af7651916cd43dd8448eb211c80319c?x" {
 			t.Errorf("the trace is at %s", link)
 		}
-		page(t, amy, a.link("Show the payload")).says(`{"n": 2}`)
+		page(t, amy, a.link("Show the payload")).says(`{ "n": 2 }`)
 	}
 	page(t, ada, "/console/event?q=4").says("Not yet applied by followercounts it is at sequence 3, 1 behind")
 	first := page(t, ada, "/console/event?q=1").says("Parked by followercounts", "a bug", "Retried for followercounts",
@@ -154,7 +154,7 @@ func TestAnArchivedAndAnExportedEventKeepTheirPath(t *testing.T) {
 			"An export may have it.").without(events[7])
 		a := page(t, amy, gone.link("Search the export")).says("read from an export", "Published", "to EVENTS-0 at sequence 7", "Archived",
 			"Exported", "Dropped", events[6]).without(`{&#34;n&#34;`)
-		page(t, amy, a.link("Show the payload")).says(`{"n": 7}`)
+		page(t, amy, a.link("Show the payload")).says(`{ "n": 7 }`)
 	}
 	page(t, max, "/console/event?q=1000&export=read").says("Its export does not have the event.")
 	page(t, max, "/console/event?tenant=8&q=7&export=read").says("Its export does not have the event.").without(events[6])

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/tidings/tidings/internal/words"
 	"github.com/tidings/tidings/ops/doctor"
@@ -113,7 +114,9 @@ func (p *overviewPage) relayBox() box {
 			holders[s.Relay] = true
 		}
 	}
-	if len(holders) > 0 {
+	if p.State.IsUnavailable(status.ServerNATS) {
+		b.Detail, b.Level = "waits for NATS", "warn"
+	} else if len(holders) > 0 {
 		b.Detail, b.Level = words.Of(int64(len(holders)), "process"), p.level("relay")
 		if len(holders) > 1 {
 			b.Detail = fmt.Sprint(len(holders), " processes")
@@ -148,13 +151,19 @@ func (o *observed) consumerBox(k status.Consumer) box {
 		if b.Level == "ok" {
 			b.Level = "warn"
 		}
+	case k.Messages == 0 && unpublished(k):
+		b.Value = "waits for the outbox"
 	case k.Messages == 0:
 		b.Value = "up to date"
-	case k.Seconds > doctor.LateSeconds:
-		b.Level = "bad"
 	}
 	if k.Paused != nil {
 		b.Value = "paused, " + b.Value
 	}
 	return b
+}
+
+// unpublished reports whether the consumer has applied all events of the streams, while the outbox
+// has kept others back for long.
+func unpublished(k status.Consumer) bool {
+	return k.AsOf != nil && time.Since(*k.AsOf) > doctor.LateSeconds*time.Second
 }

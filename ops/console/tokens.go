@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/url"
 	"slices"
 	"strconv"
@@ -98,7 +99,7 @@ func (c *Console) prepareTokenCreate(_ context.Context, v *view, in url.Values) 
 		Fields: []field{
 			{Name: "name", Label: "Name", Hint: "The actor of writes that name none", Kind: "text", Required: true},
 			{Name: "roles", Label: "Roles", Kind: "checks", Options: grantable(v.who), Value: tokens.RoleRead},
-			{Name: "days", Label: "Expires after days", Hint: "Empty: never", Kind: "number", Value: "365"},
+			daysField("365"),
 		}}
 	if in.Get("name") == "" {
 		s.Target = "a new token"
@@ -106,7 +107,7 @@ func (c *Console) prepareTokenCreate(_ context.Context, v *view, in url.Values) 
 	s.Says = append(s.Says, describeMade(v.who))
 	if v.who.System() {
 		s.Fields = append([]field{{Name: "tenant", Label: "Tenant",
-			Hint: "0 for a system token: it opens the console and sees every tenant", Kind: "number", Value: cmp.Or(in.Get("tenant"), "0"),
+			Hint: "0 for a system token: it opens the console and sees every tenant", Kind: "number", Value: in.Get("tenant"),
 			Required: true}}, s.Fields...)
 	}
 	return s, nil
@@ -117,15 +118,32 @@ func (c *Console) doTokenCreate(ctx context.Context, d *doing) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	if d.Who.System() && d.In.Get("tenant") == "" {
+		return "", &inputError{"Enter the tenant of the token, or 0 for a system token."}
+	}
 	spec := tokens.Spec{TenantID: tenant, Name: strings.TrimSpace(d.In.Get("name")), Roles: d.In["roles"]}
-	if days := d.In.Get("days"); days != "" {
-		n, err := strconv.Atoi(days)
-		if err != nil || n < 1 || n > 36_500 {
-			return "", &inputError{"A token expires after 1 to 36,500 days, or never."}
-		}
-		spec.Expires = time.Now().AddDate(0, 0, n)
+	if spec.Expires, err = expires(d.In); err != nil {
+		return "", err
 	}
 	return c.issue(ctx, d, spec)
+}
+
+// daysField is the input of a token's life.
+func daysField(days string) field {
+	return field{Name: "days", Label: "Expires after days", Hint: "Empty: never", Kind: "number", Value: days}
+}
+
+// expires returns the end of a token's life, zero for none.
+func expires(in url.Values) (time.Time, error) {
+	days := in.Get("days")
+	if days == "" {
+		return time.Time{}, nil
+	}
+	n, err := strconv.Atoi(days)
+	if err != nil || n < 1 || n > 36_500 {
+		return time.Time{}, &inputError{"A token expires after 1 to 36,500 days, or never."}
+	}
+	return time.Now().AddDate(0, 0, n), nil
 }
 
 // describeMade describes a token that a token of the same tenant makes.
@@ -174,32 +192,41 @@ func (c *Console) issue(ctx context.Context, d *doing, spec tokens.Spec) (string
 	return says, nil
 }
 
-// prepareToken finds the working token that a form names.
-func (c *Console) prepareToken(ctx context.Context, v *view, in url.Values) (subject, error) {
+// prepareToken finds the current token that a form names.
+func (c *Console) prepareToken(ctx context.Context, v *view, in url.Values) (s subject, t tokens.Token, err error) {
 	tenant, err := tokenTenant(v.who, in)
 	if err != nil {
-		return subject{}, err
+		return s, t, err
 	}
 	all, err := tokens.List(ctx, c.deps.Truth, tenant)
 	if err != nil {
-		return subject{}, err
+		return s, t, err
 	}
-	name := in.Get("name")
-	if !slices.ContainsFunc(all, func(t tokens.Token) bool { return t.TenantID == tenant && t.Name == name && t.Works }) {
-		return subject{}, errNotFound
+	name, found := in.Get("name"), false
+	for _, one := range all {
+		if one.TenantID == tenant && one.Name == name && one.Works && (!found || one.Replaced == nil) {
+			t, found = one, true
+		}
 	}
-	return subject{Target: tokenTarget(tenant, name), Tenant: tenant, Back: root + "tokens"}, nil
+	if !found {
+		return s, t, errNotFound
+	}
+	return subject{Target: tokenTarget(tenant, name), Tenant: tenant, Back: root + "tokens"}, t, nil
 }
 
 func (c *Console) prepareTokenRotate(ctx context.Context, v *view, in url.Values) (subject, error) {
-	s, err := c.prepareToken(ctx, v, in)
+	s, t, err := c.prepareToken(ctx, v, in)
+	days := "" // the new token lives as long as this one
+	if t.Expires != nil {
+		days = strconv.Itoa(max(1, int(math.Ceil(t.Expires.Sub(t.Created).Hours()/24))))
+	}
 	s.Says = []string{"A new token with the same roles takes the name. It is shown once, after you confirm.",
 		"The current token continues to work for the time below. Give the service the new one meanwhile."}
 	if s.Tenant == v.who.TenantID {
 		s.Says = append(s.Says, describeMade(v.who))
 	}
 	s.Fields = []field{{Name: "overlap", Label: "Hours for which the current token continues to work", Kind: "number",
-		Value: "24", Required: true}}
+		Value: "24", Required: true}, daysField(days)}
 	return s, err
 }
 
@@ -212,11 +239,16 @@ func (c *Console) doTokenRotate(ctx context.Context, d *doing) (string, error) {
 	if err != nil || hours < 0 || hours > 24*90 {
 		return "", &inputError{"The current token continues to work for 0 to 2,160 hours."}
 	}
-	return c.issue(ctx, d, tokens.Spec{TenantID: tenant, Name: d.In.Get("name"), Replace: true, Overlap: time.Duration(hours) * time.Hour})
+	ends, err := expires(d.In)
+	if err != nil {
+		return "", err
+	}
+	return c.issue(ctx, d, tokens.Spec{TenantID: tenant, Name: d.In.Get("name"), Replace: true, Expires: ends,
+		Overlap: time.Duration(hours) * time.Hour})
 }
 
 func (c *Console) prepareTokenRevoke(ctx context.Context, v *view, in url.Values) (subject, error) {
-	s, err := c.prepareToken(ctx, v, in)
+	s, _, err := c.prepareToken(ctx, v, in)
 	s.Says = []string{"Every token of this name ends, including those that it replaced, and every token that one of them made. After " +
 		"one second no process accepts them.",
 		"This cannot be undone. Sessions of the console that began with one of them end as well."}
