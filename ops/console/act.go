@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"regexp"
 	"strings"
 	"sync"
 	"time"
@@ -20,6 +21,7 @@ import (
 const (
 	actWait    = 2 * time.Second  // then the reader follows the act on its own page
 	actTimeout = time.Hour        // limit for one act without a limit of its own
+	actSamples = 5                // that the form of an act on many things shows
 	secretKept = 10 * time.Minute // how long the token that did the act may read its secret
 )
 
@@ -41,12 +43,19 @@ type act struct {
 
 // subject is the target and the effect of an act.
 type subject struct {
-	Target string   // in the audit log: "followercounts", "dead letter 12"
-	Tenant int64    // the tenant that it concerns, 0 for the whole installation
-	Says   []string // sentences: the effect
-	Fields []field  // further inputs
-	Back   string   // the page to go back to
+	Target  string   // in the audit log: "followercounts", "dead letter 12"
+	Tenant  int64    // the tenant that it concerns, 0 for the whole installation
+	Says    []string // sentences: the effect
+	Samples []string // some of many things that it concerns
+	Fields  []field  // further inputs
+	Confirm string   // what the reader types to confirm an act that does much harm; empty: nothing
+	Back    string   // the page to go back to
 }
+
+// failure is the outcome of an act that failed in whole or in part.
+type failure string
+
+func (f failure) Error() string { return string(f) }
 
 // field is an input of the confirmation form.
 type field struct {
@@ -138,6 +147,8 @@ const (
 	fieldActID  = "act_id"
 	fieldReason = "reason"
 	fieldBack   = "back"
+
+	fieldConfirm = "confirm"
 )
 
 // confirmAct shows the effect of the act and asks for a reason.
@@ -170,7 +181,7 @@ func (c *Console) askAct(v *view, a *act, status int, d confirmData) error {
 	d.Name, d.Label, d.Danger, d.Subject = a.name, a.label, a.irreversible, s
 	in := url.Values{}
 	for name, values := range d.In { // carry the input that has no field of its own
-		asked := name == fieldActID || name == fieldReason || name == fieldBack && back == ""
+		asked := name == fieldActID || name == fieldReason || name == fieldConfirm || name == fieldBack && back == ""
 		for _, f := range s.Fields {
 			asked = asked || f.Name == name
 		}
@@ -209,6 +220,10 @@ func (c *Console) takeAct(v *view) error {
 	if err != nil {
 		return err
 	}
+	if lacks := s.lacks(in); lacks != "" {
+		return c.askAct(v, a, http.StatusUnprocessableEntity,
+			confirmData{In: in, ActID: id.String(), Reason: in.Get(fieldReason), Error: lacks})
+	}
 	record, first, err := audit.Begin(ctx, c.deps.Truth,
 		audit.Act{ActID: id, TenantID: s.Tenant, TokenTenant: v.who.TenantID, TokenName: v.who.Name, Fingerprint: v.hash.Fingerprint(),
 			Name: a.name, Target: s.Target, Reason: in.Get(fieldReason)})
@@ -225,6 +240,19 @@ func (c *Console) takeAct(v *view) error {
 		}
 	}
 	return c.redirectToAct(v, id)
+}
+
+// lacks says what the form lacks before the act may begin. It is empty if the form is complete.
+func (s subject) lacks(in url.Values) string {
+	for _, f := range s.Fields {
+		if f.Required && strings.TrimSpace(in.Get(f.Name)) == "" {
+			return f.Label + ": a value is required."
+		}
+	}
+	if typed := strings.ReplaceAll(strings.TrimSpace(in.Get(fieldConfirm)), ",", ""); s.Confirm != "" && typed != s.Confirm {
+		return "To confirm, type " + s.Confirm + "."
+	}
+	return ""
 }
 
 // openedFrom returns the page from which the reader opened the act, or "" if it is unknown.
@@ -294,7 +322,10 @@ func (c *Console) work(ctx context.Context, a *act, d *doing) {
 		c.forget(actKey(d.Act.ActID))
 		return
 	}
-	if err != nil {
+	var failed failure
+	if errors.As(err, &failed) {
+		outcome = string(failed)
+	} else if err != nil {
 		p, _ := problemOf(err)
 		outcome = p.Title + ": " + p.Try
 		c.log.WarnContext(ctx, "act failed", "act", a.name, "act_id", d.Act.ActID, "target", d.Act.Target, "err", err)
@@ -373,4 +404,22 @@ func (c *Console) showAct(v *view) error {
 	}
 	c.render(v, http.StatusOK, "outcome", "Act", data)
 	return nil
+}
+
+// inPart matches the outcome of an act on dead letters of which some succeeded.
+var inPart = regexp.MustCompile(`^(Retried|Discarded) [1-9]`)
+
+// stateOf returns the class and the word of the badge of an act.
+func stateOf(a audit.Act) (b struct{ Level, Text string }) {
+	switch {
+	case a.Finished == nil:
+		b.Level, b.Text = "warn", "not finished"
+	case !a.Failed:
+		b.Level, b.Text = "ok", "done"
+	case inPart.MatchString(a.Outcome):
+		b.Level, b.Text = "warn", "done in part"
+	default:
+		b.Level, b.Text = "bad", "failed"
+	}
+	return b
 }

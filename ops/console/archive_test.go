@@ -2,6 +2,7 @@ package console_test
 
 import (
 	"net/http"
+	"strings"
 	"testing"
 
 	"github.com/tidings/tidings/ops/erasure"
@@ -52,19 +53,28 @@ func TestAPersonIsErasedWithAScanAsItsProof(t *testing.T) {
 	ada, rea := d.signIn(t, d.Tokens.Admin), d.signIn(t, d.Tokens.Reader)
 	page(t, rea, "/console/erasure").says("There are no erasures").without("erasure.start")
 	list := page(t, ada, "/console/erasure")
-	ada.act(list.link("Scan"), "tenant", "7", "author", "41").says("done", "Nothing was changed. Found: ", "children 1",
+	scan := ada.act(list.link("Scan"), "tenant", "7", "author", "41").says("done", "Nothing was changed. Found: ", "children 1",
 		"threadcache 1", "archiver 1")
+	form := page(t, ada, scan.link("Erase a person")).says("Found: ", "children 1", "threadcache 1", "To confirm, type 41")
+	if a := ada.post("/console/act/erasure.start", form.form("reason", "asked for", "confirm", "14")); a.status !=
+		http.StatusUnprocessableEntity || !strings.Contains(a.text(), "To confirm, type 41.") {
+		t.Errorf("an erasure without the id: %d %s", a.status, a.text())
+	}
+	if a := ada.get("/console/act/erasure.start?tenant=7&author=99"); a.status != http.StatusConflict {
+		t.Errorf("an erasure without a scan: %d", a.status)
+	}
 	if got := d.states(t, d.write(t, "5", "41", "later words of 41")...); got[0] != "VISIBLE 1" {
 		t.Errorf("a scan changed %v", got)
 	}
 	d.deliver(t)
 	d.exec(t, `DELETE FROM outbox_messages`)
-	if a := ada.post("/console/act/erasure.start", page(t, ada, list.link("Erase a person")).form("reason", "asked for", "tenant", "7",
+	if a := ada.post("/console/act/erasure.start", form.form("reason", "asked for", "tenant", "7",
 		"author", "a,b")); a.status != http.StatusUnprocessableEntity {
 		t.Errorf("an invalid user id: %d", a.status)
 	}
 	// an erasure of a user with events would wait for a relay, so erase a user without any
-	ada.act(list.link("Erase a person"), "tenant", "7", "author", "99").says("done",
+	scan = ada.act(list.link("Scan"), "tenant", "7", "author", "99").says("Found: nothing")
+	ada.act(scan.link("Erase a person")).says("done",
 		"A scan of all stores found nothing more. Redacted: nothing.")
 	all, err := erasure.List(t.Context(), d.pool, nil, 10)
 	if err != nil || len(all) != 1 || all[0].AuthorID != "99" || all[0].FinishedAt == nil || all[0].RequestedBy != "ada" ||

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -309,7 +310,20 @@ func (c *Console) prepareDeadLetters(action string) func(context.Context, *view,
 				return subject{}, err
 			}
 		}
-		return subject{Target: a.says(g), Tenant: a.TenantID, Back: a.back(), Says: effectOf(a, action, n)}, nil
+		s := subject{Target: a.says(g), Tenant: a.TenantID, Back: a.back(), Says: effectOf(a, action, n)}
+		if action == deadletter.Discard && len(a.IDs) != 1 {
+			in.Set("counted", cmp.Or(in.Get("counted"), strconv.FormatInt(n, 10))) // later letters change n
+			s.Confirm = in.Get("counted")
+			first, err := postgres.Collect(c.desk.Reader(a.Source).List(ctx, a.Filter, actSamples))
+			if err != nil {
+				return subject{}, err
+			}
+			for _, l := range first {
+				e := l.Event
+				s.Samples = append(s.Samples, fmt.Sprintf("%s of %s/%s: %s", e.Type, e.AggregateType, e.AggregateID, l.Error))
+			}
+		}
+		return s, nil
 	}
 }
 
@@ -349,6 +363,9 @@ func (c *Console) doDeadLetters(action string) func(context.Context, *doing) (st
 				"operation", d.Act.ActID, "err", err)
 			return "", errContinues
 		}
+		if o.Failed > 0 {
+			return "", failure(outcomeOf(o))
+		}
 		return outcomeOf(o), nil
 	}
 }
@@ -361,7 +378,7 @@ func (c *Console) completeAct(o letters.Operation) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), pageTimeout)
 	defer cancel()
-	if err := audit.Finish(ctx, c.deps.Truth, id, outcomeOf(o), false); err != nil {
+	if err := audit.Finish(ctx, c.deps.Truth, id, outcomeOf(o), o.Failed > 0); err != nil {
 		c.log.ErrorContext(ctx, "outcome of an act not recorded", "act_id", id, "err", err, "runbook", "ConsoleFails")
 	}
 }
@@ -377,7 +394,7 @@ func outcomeOf(o letters.Operation) string {
 	}
 	says := fmt.Sprintf("%s %s %s.", did, num(o.Done), what)
 	if o.Failed > 0 {
-		says += fmt.Sprintf(" %s failed and remain. The last error: %s", num(o.Failed), o.LastError)
+		says = fmt.Sprintf("%s %s %s, %s failed. The last error: %s", did, num(o.Done), what, num(o.Failed), o.LastError)
 	}
 	if o.StoppedBy != "" {
 		says += " " + o.StoppedBy + " stopped it early."

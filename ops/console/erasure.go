@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"net/url"
 	"strings"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/words"
+	"github.com/tidings/tidings/ops/audit"
 	"github.com/tidings/tidings/ops/erase"
 	"github.com/tidings/tidings/ops/erasure"
 )
@@ -19,7 +21,10 @@ const (
 	erasureRows    = 50
 	erasureWait    = 10 * time.Minute // for the relay and the consumers
 	erasureConnect = 5 * time.Second
+	scanFor        = time.Hour // an erasure shows a scan that is at most so old
 )
+
+const actScan = "erasure.count"
 
 type erasurePage struct {
 	Rows []erasure.Record
@@ -71,6 +76,51 @@ func (c *Console) prepareErase(says ...string) func(context.Context, *view, url.
 		s.Tenant, s.Target = tenant, fmt.Sprintf("user %s of tenant %d", author, tenant)
 		return s, err
 	}
+}
+
+// prepareErasure shows what a scan found of the person, and asks for the id again. An erasure that
+// is only continued needs no scan.
+func (c *Console) prepareErasure(says ...string) func(context.Context, *view, url.Values) (subject, error) {
+	ask := c.prepareErase(says...)
+	return func(ctx context.Context, v *view, in url.Values) (subject, error) {
+		_, author, err := person(in)
+		if err != nil {
+			return subject{}, err
+		}
+		s, err := ask(ctx, v, in)
+		if err != nil {
+			return s, err
+		}
+		s.Confirm = author.String()
+		if in.Get("continue") != "" {
+			return s, nil
+		}
+		last, err := audit.Last(ctx, c.deps.Truth, actScan, []string{s.Target})
+		if err != nil {
+			return s, err
+		}
+		scan, found := last[s.Target]
+		if !found || scan.Failed || time.Since(*scan.Finished) > scanFor {
+			return s, &problem{http.StatusConflict, "Scan for this person first",
+				"Nobody scanned for " + s.Target + " in the last hour. The result of a scan shows what the erasure removes, " +
+					"and leads to it."}
+		}
+		s.Says = append([]string{"The scan of " + scan.Finished.UTC().Format("15:04:05") + " UTC: " + scan.Outcome}, s.Says...)
+		return s, nil
+	}
+}
+
+// scanned returns the input of the erasure to which a finished scan leads, nil for other acts.
+func scanned(a audit.Act) url.Values {
+	var author string
+	var tenant int64
+	if a.Name != actScan || a.Finished == nil || a.Failed {
+		return nil
+	}
+	if _, err := fmt.Sscanf(a.Target, "user %s of tenant %d", &author, &tenant); err != nil {
+		return nil
+	}
+	return values("tenant", tenant, "author", author, fieldBack, root+"erasure")
 }
 
 func (c *Console) doErase(dry bool) func(context.Context, *doing) (string, error) {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tidings/tidings/internal/deadletter"
 	"github.com/tidings/tidings/internal/words"
+	"github.com/tidings/tidings/ops/letters"
 )
 
 // funcs returns the functions that templates call.
@@ -32,6 +33,17 @@ func (c *Console) funcs() template.FuncMap {
 		"since":   func(t time.Time) string { return age(time.Since(t)) },
 		"repair":  repairOf,
 		"pretty":  pretty,
+		"stateOf": stateOf,
+		"scanned": scanned,
+		"opLevel": func(o letters.Operation) string {
+			switch {
+			case o.Failed == 0:
+				return "ok"
+			case o.Done == 0:
+				return "bad"
+			}
+			return "warn"
+		},
 		"titleOf": c.titleOf,
 		"num":     num,
 		"capped":  capped,

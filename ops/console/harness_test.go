@@ -298,6 +298,8 @@ func (a *answer) form(pairs ...string) url.Values {
 					in.Add(attr(n, "name"), attr(n, "value"))
 				}
 			}
+		case attr(n, "name") == "confirm":
+			in.Set("confirm", attr(n, "placeholder"))
 		case n.Data == "input":
 			in.Add(attr(n, "name"), attr(n, "value"))
 		}

@@ -389,8 +389,11 @@ func (c *Console) prepareDecideAll(ctx context.Context, v *view, in url.Values) 
 		return subject{}, &inputError{"The form has no time limit. Open the page again."}
 	}
 	var n int
+	var first []event.Child
 	if err := postgres.InTenant(ctx, c.deps.Projections, tenant, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
-		n, err = of.Count(ctx, tx, k.Name, queueCounted+1)
+		if n, err = of.Count(ctx, tx, k.Name, queueCounted+1); err == nil {
+			first, err = of.Page(ctx, tx, k.Name, nil, actSamples)
+		}
 		return err
 	}); err != nil {
 		return subject{}, err
@@ -405,10 +408,13 @@ func (c *Console) prepareDecideAll(ctx context.Context, v *view, in url.Values) 
 	count := capped(min(n, queueCounted), n > queueCounted)
 	s := subject{Target: target, Tenant: tenant, Back: root + "moderation",
 		Fields: []field{{Name: "decide", Label: "Decision", Kind: "choice",
-			Options: []string{"Approve", "Hide", "Remove", "Hold"}, Value: "Approve"}},
+			Options: []string{"Approve", "Hide", "Remove", "Hold"}, Required: true}},
 		Says: []string{fmt.Sprintf("Items in the list now: %s. Items written after you opened the list remain as they are.", count),
 			"The console decides on them in slices. If the process stops, the remaining items do not change. The " +
 				"audit log records how many it decided on."}}
+	for _, child := range first {
+		s.Samples = append(s.Samples, fmt.Sprintf("%.300s", child.Body))
+	}
 	if in.Get("decide") == "" {
 		return s, nil
 	}

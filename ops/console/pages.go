@@ -64,11 +64,11 @@ func (c *Console) allActs() []*act {
 		{name: "hold.add", label: "Add a hold", role: tokens.RoleAdmin, system: true, prepare: c.prepareHoldAdd, do: c.doHoldAdd},
 		{name: "hold.release", label: "Release", role: tokens.RoleAdmin, system: true, irreversible: true,
 			prepare: c.prepareHoldRelease, do: c.doHoldRelease},
-		{name: "erasure.count", label: "Scan", role: tokens.RoleAdmin, system: true, do: c.doErase(true),
+		{name: actScan, label: "Scan", role: tokens.RoleAdmin, system: true, do: c.doErase(true),
 			prepare: c.prepareErase("The scan searches every store for remaining data of the person, including the streams " +
 				"and exported files. It changes nothing.")},
 		{name: "erasure.start", label: "Erase a person", role: tokens.RoleAdmin, system: true, irreversible: true, do: c.doErase(false),
-			prepare: c.prepareErase("The erasure permanently removes what the user wrote, and the edges from and to them, "+
+			prepare: c.prepareErasure("The erasure permanently removes what the user wrote, and the edges from and to them, "+
 				"from every store. It keeps no copy.",
 				"Meanwhile the archiver's jobs wait, and no replay runs. The erasure ends when a scan of all stores finds "+
 					"nothing. If it is interrupted, start it again.")},

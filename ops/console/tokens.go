@@ -118,9 +118,6 @@ func (c *Console) doTokenCreate(ctx context.Context, d *doing) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if d.Who.System() && d.In.Get("tenant") == "" {
-		return "", &inputError{"Enter the tenant of the token, or 0 for a system token."}
-	}
 	spec := tokens.Spec{TenantID: tenant, Name: strings.TrimSpace(d.In.Get("name")), Roles: d.In["roles"]}
 	if spec.Expires, err = expires(d.In); err != nil {
 		return "", err
