@@ -139,6 +139,7 @@ func (c *Console) routes() http.Handler {
 			mux.Handle("GET "+root+"live/"+p.name(), c.signedIn(func(v *view) error { return c.stream(v, p) }))
 		}
 	}
+	mux.Handle("GET "+root+"find", c.signedIn(c.find))
 	mux.Handle("GET "+root+"audit.ndjson", c.signedIn(c.exportAudit))
 	mux.Handle("GET "+root+"act/{act}", c.signedIn(c.confirmAct))
 	mux.Handle("POST "+root+"act/{act}", c.signedIn(c.takeAct))

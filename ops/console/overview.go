@@ -25,6 +25,7 @@ type box struct {
 	X, Y, W, H           int
 	Title, Value, Detail string
 	Level                string // ok, warn or bad
+	URL                  string // of the page that shows more
 }
 
 // MidX is the horizontal center of the box's text. Y1 to Y3 are the baselines of its three lines.
@@ -86,7 +87,7 @@ func (p *overviewPage) draw() {
 }
 
 func (p *overviewPage) apiBox() box {
-	b := box{Title: "API", Value: "–", Detail: "writes", Level: "ok"}
+	b := box{Title: "API", Value: "–", Detail: "writes", Level: "ok", URL: root + "event"}
 	if p.Rates != nil && p.Wrote >= 0 {
 		b.Value = fmt.Sprintf("%.0f/s", p.Wrote)
 	}
@@ -96,18 +97,18 @@ func (p *overviewPage) apiBox() box {
 func (p *overviewPage) outboxBox() box {
 	o := p.State.Outbox
 	if o == nil {
-		return box{Title: "Truth and outbox", Value: "unknown", Level: "bad"}
+		return box{Title: "Truth and outbox", Value: "unknown", Level: "bad", URL: root + "doctor"}
 	}
 	b := box{Title: "Truth and outbox", Value: words.Capped(int64(o.Pending), o.PendingMax) + " pending",
-		Detail: "oldest due " + span(o.LagSeconds), Level: p.level("outbox")}
+		Detail: "oldest due " + span(o.LagSeconds), Level: p.level("outbox"), URL: root + "partitions"}
 	if o.DLQDepth > 0 {
-		b.Detail = words.Of(int64(o.DLQDepth), "dead letter")
+		b.Detail, b.URL = words.Of(int64(o.DLQDepth), "dead letter"), address("dead-letters", "source", "outbox")
 	}
 	return b
 }
 
 func (p *overviewPage) relayBox() box {
-	b := box{Title: "Relay", Value: "–", Detail: "nobody runs it", Level: "bad"}
+	b := box{Title: "Relay", Value: "–", Detail: "nobody runs it", Level: "bad", URL: root + "partitions"}
 	holders := map[string]bool{}
 	for _, s := range p.State.Partitions {
 		if s.Relay != "" {
@@ -130,7 +131,7 @@ func (p *overviewPage) relayBox() box {
 
 func (p *overviewPage) streamsBox() box {
 	if p.State.IsUnavailable(status.ServerNATS) {
-		return box{Title: "Streams", Value: "unavailable", Level: "bad"}
+		return box{Title: "Streams", Value: "unavailable", Level: "bad", URL: root + "partitions"}
 	}
 	open, messages, places := 0, uint64(0), []string{status.ServerNATS}
 	for _, s := range p.State.Partitions {
@@ -140,11 +141,12 @@ func (p *overviewPage) streamsBox() box {
 		}
 	}
 	return box{Title: "Streams", Value: words.Of(int64(messages), "message"), Detail: words.Of(int64(open), "partition"),
-		Level: p.level(places...)}
+		Level: p.level(places...), URL: root + "partitions"}
 }
 
 func (o *observed) consumerBox(k status.Consumer) box {
-	b := box{Title: k.Consumer, Value: words.Of(k.Messages, "message") + " behind", Level: o.level(k.Consumer)}
+	b := box{Title: k.Consumer, Value: words.Of(k.Messages, "message") + " behind", Level: o.level(k.Consumer),
+		URL: root + "consumers#c-" + k.Consumer}
 	switch {
 	case k.Unknown != "":
 		b.Value = "lag unknown"

@@ -1,9 +1,12 @@
 package console_test
 
 import (
+	"net/http"
 	"regexp"
 	"strings"
 	"testing"
+
+	"golang.org/x/net/html"
 
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/internal/testkit"
@@ -38,6 +41,18 @@ func TestTheOverviewNamesWhatTheDoctorFinds(t *testing.T) {
 	}
 	if strings.Index(overview.body, "40 messages in the DLQ") > strings.Index(overview.body, "<svg viewBox") {
 		t.Error("the findings are below the picture")
+	}
+	targets := 0
+	for n := range overview.first("svg").Descendants() {
+		if n.Type != html.ElementNode || n.Data != "a" {
+			continue
+		}
+		if targets++; ada.get(attr(n, "href")).status != http.StatusOK {
+			t.Errorf("a box leads to %s", attr(n, "href"))
+		}
+	}
+	if targets != 4+len(fleet) {
+		t.Errorf("%d boxes are links", targets)
 	}
 	if got, want := overview.link("Resume"), "/console/act/consumer.resume?back=%2Fconsole%2F&consumer=archiver"; got != want {
 		t.Errorf("the button leads to %s, want %s", got, want)

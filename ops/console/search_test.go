@@ -2,6 +2,7 @@ package console_test
 
 import (
 	"net/http"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -63,7 +64,7 @@ func TestARotatedTokenLivesAsLongAsItsPredecessor(t *testing.T) {
 	if got := page(t, ada, create).form().Get("tenant"); got != "" {
 		t.Errorf("the form begins with tenant %q", got)
 	}
-	ada.act(create, "name", "importer").says("failed", "Enter the tenant of the token")
+	ada.act(create, "name", "importer").says("Tenant: a value is required.")
 	ada.act(create, "name", "importer", "tenant", "7", "days", "90").says("done")
 	ada.act("/console/act/token.rotate?tenant=7&name=importer").says("done")
 	if got := life("importer"); got != 90*24*time.Hour {
@@ -79,5 +80,35 @@ func TestARotatedTokenLivesAsLongAsItsPredecessor(t *testing.T) {
 	}
 	if got := page(t, ada, "/console/act/token.rotate?tenant=7&name=importer").form().Get("days"); got != "" {
 		t.Errorf("the token after one without end is to live for %s days", got)
+	}
+}
+
+func TestOneSearchTakesAnything(t *testing.T) {
+	h := start(t)
+	amy, rita := h.signIn(t, h.Tokens.TenantAdmin), h.signIn(t, h.Tokens.TenantReader)
+	for text, want := range map[string]string{
+		"":                                     "/console/",
+		"dead letters":                         "/console/dead-letters",
+		"Audit log":                            "/console/audit",
+		"user 42":                              "/console/inspect?id=42&kind=user",
+		"comment/135":                          "/console/event?q=comment%2F135",
+		"EVENTS-0:17":                          "/console/event?q=EVENTS-0%3A17",
+		"comment.created":                      "/console/event?q=comment.created",
+		"0123456789ab":                         "/console/tokens?all=yes",
+		"00000000-0000-4000-8000-000000000001": "/console/event?q=00000000-0000-4000-8000-000000000001",
+		"what?":                                "/console/event?q=what%3F",
+		"Doctor":                               "/console/event?q=Doctor", // a page of operators
+		" user 4 ":                             "/console/inspect?id=4&kind=user",
+	} {
+		if a := amy.get("/console/find?q=" + url.QueryEscape(text)); a.path != want {
+			t.Errorf("%q leads to %s, want %s", text, a.path, want)
+		}
+	}
+	if a := rita.get("/console/find?tenant=7&q=" + url.QueryEscape("user 42")); a.path != "/console/inspect?id=42&kind=user&tenant=7" {
+		t.Errorf("the search forgets the tenant: %s", a.path)
+	}
+	id := tokens.Fingerprint(h.Tokens.TenantAdmin)
+	if a := page(t, amy, "/console/tokens?all=yes"); !strings.Contains(a.body, `id="t-`+id+`"`) {
+		t.Errorf("the list of tokens has no place %s", id)
 	}
 }

@@ -136,7 +136,14 @@
   const keys = document.getElementById("keys");
   if (help && keys) keys.addEventListener("click", () => help.showModal());
   let g = 0;
+  const find = document.getElementById("find");
   document.addEventListener("keydown", (e) => {
+    if (find && (e.ctrlKey || e.metaKey) && e.key.toLowerCase() === "k" && !e.shiftKey && !e.altKey) {
+      e.preventDefault();
+      find.focus();
+      find.select();
+      return;
+    }
     if (e.ctrlKey || e.metaKey || e.altKey || e.target.closest("input, textarea, select, [contenteditable]") || (help && help.open)) return;
     if (Date.now() - g < 1500) {
       g = 0;
@@ -147,7 +154,7 @@
     if (e.key === "g") {
       g = Date.now();
     } else if (e.key === "/") {
-      const search = document.querySelector("[data-search]");
+      const search = document.querySelector("[data-search]") || find;
       if (search) { e.preventDefault(); search.focus(); search.select(); }
     } else if (e.key === "r") {
       location.reload();
