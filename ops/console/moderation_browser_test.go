@@ -4,6 +4,8 @@ package console_test
 
 import (
 	"context"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -115,6 +117,56 @@ func TestTheQueueIsWorkedByKeys(t *testing.T) {
 	}
 }
 
+// TestNoKeyIsLostInModeration types ten decisions a second, faster than the console answers, and
+// then takes some of them back.
+func TestNoKeyIsLostInModeration(t *testing.T) {
+	h := start(t)
+	d := &desk{harness: h, store: store.New(h.db.Pool(t, postgres.RoleAPI), nil)}
+	d.settings(t, store.ThreadSettings{Object: "5", Premoderated: true})
+	var ids []string
+	for i := range 30 {
+		ids = append(ids, d.write(t, "5", "1", fmt.Sprint("comment ", i))...)
+	}
+	d.deliver(t)
+	b := h.browser(t, chromium(t), h.Tokens.TenantModerator, look{})
+	b.open("/console/moderation")
+	b.until(`document.readyState === "complete" && document.querySelectorAll(".item").length === 30`)
+	b.run(chromedp.SendKeys(chromedp.CSS("#reason"), "quick"))
+	b.keys(kb.Enter)
+	order := eval[[]string](b, `[...document.querySelectorAll(".item")].map(i => i.dataset.item)`)
+	eval[*bool](b, `new Promise(done => {
+		const keys = [..."axd".repeat(9)];
+		const press = () => {
+			if (!keys.length) { done(null); return; }
+			const key = new KeyboardEvent("keydown", {key: keys.shift(), bubbles: true, cancelable: true});
+			document.activeElement.dispatchEvent(key);
+			setTimeout(press, 100);
+		};
+		press();
+	})`)
+	b.until(`document.querySelectorAll(".item").length === 3`)
+	b.keys("u")
+	b.keys("z")
+	b.until(`!document.querySelector("form[aria-busy]")`)
+	if got := eval[[]string](b, `[...document.querySelectorAll(".item")].map(i => i.dataset.item)`); !slices.Equal(got, order[25:]) {
+		t.Errorf("the list has %q, want %q", got, order[25:])
+	}
+	for i, state := range d.states(t, order...) {
+		want := []string{"VISIBLE", "HIDDEN", "REMOVED"}[i%3]
+		if i >= 25 {
+			want = "PENDING"
+		}
+		if !strings.HasPrefix(state, want+" ") {
+			t.Errorf("comment %d is %s, want %s", i, state, want)
+		}
+	}
+	b.keys("a")
+	b.until(`document.getElementById("moderated").innerText.includes("Approved 1 comment")`)
+	if got := d.states(t, order[25]); !strings.HasPrefix(got[0], "VISIBLE ") {
+		t.Errorf("the item that came back is %s", got[0])
+	}
+}
+
 // TestADecisionOfEachSortInTheBrowser decides on a phone, and on a desktop without JavaScript.
 func TestADecisionOfEachSortInTheBrowser(t *testing.T) {
 	c := chromium(t)
@@ -134,7 +186,9 @@ func TestADecisionOfEachSortInTheBrowser(t *testing.T) {
 			b.waits("Removed 1 comment")
 		}
 		b.open("/console/moderation?author=1")
-		b.act("Decide on all that match")
+		b.click("Decide on all that match")
+		b.run(chromedp.SetValue(chromedp.CSS("#f-decide"), "Approve"), chromedp.SendKeys(chromedp.CSS("#reason"), "all good"),
+			chromedp.Click(chromedp.CSS("form.stack button")))
 		b.run(chromedp.WaitVisible(chromedp.CSS("#outcome .badge.ok")))
 		b.open("/console/inspect?kind=comment&id=" + ids[4])
 		b.act("Decide")

@@ -26,62 +26,105 @@
     return [hex.slice(0, 8), hex.slice(8, 12), hex.slice(12, 16), hex.slice(16, 20), hex.slice(20)].join("-");
   };
 
-  // send posts a decision once. After a lost answer it keeps the act id, so a second send finds the first act.
+  // A decision takes its items from the list at once, and waits in the queue until the console has taken those before
+  // it. So no key is lost, however fast they come.
+  const list = form.querySelector(".items");
+  items().forEach((item, i) => { item.dataset.place = i; });
+  const queue = [];
   let busy = false;
-  const send = async (decide, values, why) => {
-    if (busy) return null;
-    busy = true;
-    form.setAttribute("aria-busy", "true");
-    status.textContent = "Sending…";
+
+  // restore puts items back where they were, with the versions that they have now.
+  const restore = (job, versions) => {
+    job.chosen.forEach((item, i) => {
+      box(item).value = versions[i];
+      box(item).checked = false;
+      if (item.isConnected) return;
+      list.insertBefore(item, items().find((other) => Number(other.dataset.place) > Number(item.dataset.place)) || null);
+    });
+    go(items().indexOf(job.chosen[0]));
+  };
+  const take = (job) => {
+    for (const item of job.chosen) item.remove();
+    at = -1;
+  };
+  const later = (v) => v.replace(/\d+$/, (n) => BigInt(n) + 1n); // a decision adds one version
+
+  // post sends a job. It is true if the console did it, and null if no answer came. The act id is the job's, so a second
+  // send finds the first act.
+  const post = async (job) => {
     try {
       const body = new URLSearchParams(new FormData(form));
       body.delete("item");
-      body.set("decide", decide);
-      body.set("reason", why);
-      for (const v of values) body.append("item", v);
+      body.set("act_id", job.id);
+      body.set("decide", job.name);
+      body.set("reason", job.why);
+      for (const v of job.values) body.append("item", v);
       const answer = await fetch(form.action, { method: "POST", body });
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-      form.elements.act_id.value = newID();
       const said = page.querySelector("#outcome [role]") || page.querySelector("main");
       status.textContent = said ? said.textContent.replace(/\s+/g, " ").trim() : "The console gave no answer.";
       return Boolean(page.querySelector("#outcome [role=status] .badge.ok"));
     } catch {
-      status.textContent = "No answer came. Decide again: the console does not decide twice.";
       return null;
-    } finally {
-      busy = false;
-      form.removeAttribute("aria-busy");
     }
   };
+  const work = async () => {
+    if (busy) return;
+    busy = true;
+    form.setAttribute("aria-busy", "true");
+    for (let job; (job = queue[0]);) {
+      job.sent = true;
+      status.textContent = queue.length > 1 ? `Sending… ${queue.length} decisions wait.` : "Sending…";
+      let did = await post(job);
+      for (let more = 3; did === null && more > 0; more--) {
+        status.textContent = "No answer came. Sending again: the console does not decide twice.";
+        await new Promise((next) => { setTimeout(next, 1000); });
+        did = await post(job);
+      }
+      queue.shift();
+      if (did) continue;
+      if (did === null) status.textContent = "No answer came. Decide again: the console does not decide twice.";
+      if (job.undoes) { take(job); continue; } // it stays as it was decided
+      const undo = queue.findIndex((other) => other.undoes === job);
+      if (undo >= 0) queue.splice(undo, 1);
+      if (done.includes(job)) done.splice(done.indexOf(job), 1);
+      restore(job, job.values);
+    }
+    busy = false;
+    form.removeAttribute("aria-busy");
+  };
+  const send = (job) => {
+    queue.push(job);
+    work();
+  };
+  window.addEventListener("beforeunload", (e) => { if (queue.length) e.preventDefault(); });
 
-  const decide = async (name) => {
-    if (!items().length || busy) return;
+  const decide = (name) => {
+    if (!items().length) return;
     let chosen = items().filter((item) => box(item).checked);
     if (!chosen.length && at >= 0) chosen = [items()[at]];
     if (!chosen.length) { status.textContent = "Select an item first, or move to one with j."; return; }
     if (!reason.value.trim()) { reason.focus(); status.textContent = "Give a reason first."; return; }
-    const values = chosen.map((item) => box(item).value);
     const place = items().indexOf(chosen[0]);
-    if (!(await send(name, values, reason.value))) return;
-    done.push({ values, chosen });
-    for (const item of chosen) item.remove();
-    at = -1;
+    const job = { id: newID(), name, why: reason.value, chosen, values: chosen.map((item) => box(item).value) };
+    done.push(job);
+    take(job);
     if (items().length) go(place); else { form.tabIndex = -1; form.focus(); }
+    send(job);
   };
 
-  const undo = async () => {
-    const last = done.at(-1);
-    if (!last || busy) { if (!last) status.textContent = "This page has no decision to undo."; return; }
-    const later = (v) => v.replace(/\d+$/, (n) => BigInt(n) + 1n); // a decision adds one version
+  const undo = () => {
+    const last = done.pop();
+    if (!last) { status.textContent = "This page has no decision to undo."; return; }
+    if (!last.sent) {
+      queue.splice(queue.indexOf(last), 1);
+      restore(last, last.values);
+      status.textContent = "Undone before it was sent.";
+      return;
+    }
     const values = last.values.map(later);
-    if (!(await send(back, values, "Undo: " + (reason.value.trim() || "decided too fast")))) return;
-    done.pop();
-    last.chosen.forEach((item, i) => {
-      box(item).value = later(values[i]);
-      box(item).checked = false;
-      form.querySelector(".items").append(item);
-    });
-    go(items().length - 1);
+    restore(last, values.map(later));
+    send({ id: newID(), name: back, why: "Undo: " + (reason.value.trim() || "decided too fast"), chosen: last.chosen, values, undoes: last });
   };
 
   form.addEventListener("submit", (e) => {
@@ -110,7 +153,7 @@
     else if (e.key === "k") go(at - 1);
     else if (e.key === "s" && at >= 0) { const b = box(items()[at]); b.checked = !b.checked; }
     else if (names[e.key]) decide(names[e.key]);
-    else if (e.key === "u") undo();
+    else if (e.key === "u" || e.key === "z") undo();
     else return;
     e.preventDefault();
   });
