@@ -160,7 +160,27 @@ export class Session extends Tidings {
   }
 }
 
+const etag = (object: { version: number }) => `"${object.version}"`;
+
 /** The `If-Match` header of a write on this version of an object: `headers: ifMatch(comment)`. */
 export function ifMatch(object: { version: number }): { 'If-Match': string } {
-  return { 'If-Match': `"${object.version}"` };
+  return { 'If-Match': etag(object) };
+}
+
+/**
+ * Reads an object again. Returns undefined if it still has the version of `have`, which the API does not send then.
+ *
+ *     const newer = await ifChanged((r) => tidings.getComment(r), { path: { comment_id } }, comment);
+ */
+export async function ifChanged<const R extends object, O extends { version: number }>(
+  read: (request: R) => Promise<O>,
+  request: R & { headers?: Record<string, unknown> },
+  have: { version: number },
+): Promise<O | undefined> {
+  try {
+    return await read({ ...request, headers: { ...request.headers, 'If-None-Match': etag(have) } });
+  } catch (error) {
+    if (error instanceof ProblemError && error.status === 304) return undefined;
+    throw error;
+  }
 }

@@ -5,6 +5,20 @@ export interface Retries {
   retries?: number;
   /** The longest wait in milliseconds, by default 60,000. If `Retry-After` asks for more, the answer is returned. */
   maxWait?: number;
+  /**
+   * The longest silence of the API in milliseconds, by default 30,000; 0: no limit. A try ends with a `TimeoutError` if
+   * the headers of its answer, or the next part of the body, take longer. A long answer that keeps arriving has no limit.
+   */
+  timeout?: number;
+}
+
+/** The API sent nothing for as long as `timeout` says. The outcome of a write is unknown. */
+export class TimeoutError extends Error {
+  override readonly name = 'TimeoutError';
+
+  constructor(request: Request, ms: number) {
+    super(`${request.method} ${new URL(request.url).pathname}: the API sent nothing for ${ms / 1000} s`);
+  }
 }
 
 /** The way of every request to the API. */
@@ -46,8 +60,8 @@ function isRepeatable(request: Request): boolean {
 }
 
 /**
- * Sends a request. Sends it again after 429 and 503, not before `Retry-After`, and after a lost connection if a
- * repeated request is safe. Never repeats a request that the caller aborted. The body of the answer is complete, unless
+ * Sends a request. Sends it again after 429 and 503, not before `Retry-After`, and after a lost connection or a timeout
+ * if a repeated request is safe. Never repeats a request that the caller aborted. The body of the answer is complete, unless
  * `stream` is set.
  */
 export async function send(request: Request, t: Transport, stream = false): Promise<Response> {
@@ -55,7 +69,7 @@ export async function send(request: Request, t: Transport, stream = false): Prom
     const last = tries > (t.retries ?? 4);
     let wait = backoff(tries);
     try {
-      const response = await t.fetch(last ? request : request.clone());
+      const response = await attempt(last ? request : request.clone(), t);
       const done = stream && response.ok ? response : await buffered(response);
       if (last || (done.status !== 429 && done.status !== 503)) return done;
       if (done.status === 503 && !(await nothingDone(done)) && !isRepeatable(request)) return done;
@@ -68,6 +82,36 @@ export async function send(request: Request, t: Transport, stream = false): Prom
   }
 }
 
+// Sends a request once, and ends it after too long a silence. The time that the caller takes to read does not count. It
+// does not rely on the platform's fetch to end, because one of the caller's own may ignore the signal.
+async function attempt(request: Request, t: Transport): Promise<Response> {
+  const ms = t.timeout ?? 30_000;
+  const controller = new AbortController();
+  let fail = (_reason: unknown) => {};
+  const end = (reason: unknown) => {
+    controller.abort(reason);
+    fail(reason);
+  };
+  const within = <T>(work: Promise<T>) => new Promise<T>((resolve, reject) => {
+    fail = reject;
+    const limited = ms > 0 && ms < 2 ** 31; // the range of setTimeout
+    const timer = limited ? setTimeout(() => end(new TimeoutError(request, ms)), ms) : undefined;
+    work.then(resolve, reject).finally(() => clearTimeout(timer));
+  });
+  request.signal.throwIfAborted();
+  request.signal.addEventListener('abort', () => end(request.signal.reason), { once: true });
+
+  const response = await within(t.fetch(new Request(request, { signal: controller.signal })));
+  const reader = response.body?.getReader();
+  if (reader === undefined) return response;
+  const pull = async (to: ReadableStreamDefaultController<Uint8Array>) => {
+    const { done, value } = await within(reader.read());
+    if (done) to.close();
+    else to.enqueue(value);
+  };
+  return new Response(new ReadableStream({ pull, cancel: (reason) => reader.cancel(reason) }, { highWaterMark: 0 }), response);
+}
+
 // Reads the body, so that a connection that breaks within it counts as lost. The generated client would return NDJSON
 // as a Blob, so it gets NDJSON as text.
 async function buffered(response: Response): Promise<Response> {
@@ -77,8 +121,9 @@ async function buffered(response: Response): Promise<Response> {
   return whole;
 }
 
-/** Reports whether fetch, or reading a body, failed for a temporary reason. */
+/** Reports whether fetch, or reading a body, took too long or failed for a temporary reason. */
 export function isLostConnection(error: unknown): boolean {
+  if (error instanceof TimeoutError) return true;
   if (!(error instanceof TypeError)) return false; // the caller aborted it, or made a mistake
   const code = (error.cause as { code?: unknown } | undefined)?.code;
   return !(typeof code === 'string' && permanent.test(code));

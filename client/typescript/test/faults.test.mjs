@@ -3,7 +3,8 @@ import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { createServer } from 'node:http';
 import { test as nodeTest } from 'node:test';
-import { isProblem, ProblemError, Tidings } from '../dist/esm/index.js';
+import { setTimeout as pause } from 'node:timers/promises';
+import { ifChanged, isProblem, ProblemError, Tidings, TimeoutError } from '../dist/esm/index.js';
 
 const test = (name, fn) => nodeTest(name, { timeout: 120_000 }, fn);
 
@@ -96,6 +97,80 @@ test('tries end, and a Retry-After that is too long ends them at once', async (t
   assert.equal(requests.length, 3);
   await assert.rejects(tidings.getUserCounts({ path: { user_id: '1' } }), (e) =>
     e instanceof ProblemError && e.requestId === 'r1' && e.code === 'rate-limited');
+});
+
+test('an API that sends nothing for the limit has a timeout, and what may be repeated is', async (t) => {
+  const silent = () => {};
+  const half = (response) => response.writeHead(200, { 'Content-Type': 'application/json' }).write('{"followers":');
+  const answers = [silent, half, [200, { followers: 1 }], silent, silent];
+  const { tidings, requests } = await script(t, answers, { timeout: 2000, retries: 2 });
+  assert.equal((await tidings.getUserCounts({ path: { user_id: '1' } })).followers, 1);
+  assert.equal(requests.length, 3);
+  await assert.rejects(tidings.editComment(edit), (e) =>
+    e instanceof TimeoutError && e.message === 'PATCH /v1/comments/c: the API sent nothing for 2 s');
+  assert.equal(requests.length, 4);
+  await assert.rejects(tidings.session().http.get({ url: '/v1/users/1/counts', signal: AbortSignal.timeout(100) }), (e) =>
+    e instanceof DOMException && !(e instanceof TimeoutError)); // the caller's own limit remains the caller's
+  assert.equal(requests.length, 5);
+});
+
+test('an answer that keeps arriving is not cut, and a batch goes on behind one that stops', async (t) => {
+  const drip = (type, parts) => async (response) => {
+    response.writeHead(200, { 'Content-Type': type });
+    for (const part of parts) {
+      response.write(part);
+      await pause(1000);
+    }
+    return response;
+  };
+  const end = (answer) => async (response) => (await answer(response)).end();
+  const ok = (...lines) => lines.map((line) => `{"line":${line},"status":204}\n`);
+  const { tidings, requests } = await script(t, [
+    end(drip('application/x-ndjson', ['{"a":', '1}\n{', '"end":', '"done"}', '\n'])),
+    drip('application/x-ndjson', ok(1, 2, 3, 4)), // without its end
+    [200, ok(1).join(''), { 'Content-Type': 'application/x-ndjson' }],
+  ], { timeout: 3000, retries: 1 });
+  assert.equal((await tidings.http.get({ url: '/v1/follows:export' })).data, '{"a":1}\n{"end":"done"}\n');
+  assert.equal(requests.length, 1);
+  const operations = [2, 3, 4, 5, 6].map((id) => ({ op: 'put', follower_id: '1', followee_id: `${id}` }));
+  const tries = [];
+  for await (const outcome of tidings.batch('follows', operations)) {
+    if (tries.length === 0) await pause(3500); // the caller's own time does not count
+    tries.push(outcome.tries);
+  }
+  assert.deepEqual(tries, [1, 1, 1, 1, 2]);
+});
+
+test('the limit is 30 seconds unless it is changed, and 0 is none', async (t) => {
+  t.mock.timers.enable({ apis: ['setTimeout'] });
+  const ended = [];
+  for (const [name, options] of Object.entries({ default: {}, none: { timeout: 0 } })) {
+    const never = () => new Promise(() => {}); // it ignores the signal
+    new Tidings({ url: 'http://127.0.0.1', token: 't', retries: 0, fetch: never, ...options })
+      .getUserCounts({ path: { user_id: '1' } }).catch((e) => ended.push(name, e.name));
+  }
+  const settle = () => new Promise(setImmediate);
+  await settle();
+  t.mock.timers.tick(29_999);
+  await settle();
+  assert.deepEqual(ended, []);
+  t.mock.timers.tick(1);
+  await settle();
+  assert.deepEqual(ended, ['default', 'TimeoutError']);
+  t.mock.timers.tick(2 ** 31);
+  await settle();
+  assert.equal(ended.length, 2);
+});
+
+test('an object that has not changed is undefined, not an error', async (t) => {
+  const { tidings, requests } = await script(t, [[304], [200, { ...comment, version: 4 }], problem(404, 'not-found')]);
+  const again = () => ifChanged((r) => tidings.getComment(r), { path: { comment_id: 'c' }, headers: { 'Tidings-Actor': 'a' } }, comment);
+  assert.equal(await again(), undefined);
+  assert.equal((await again()).version, 4);
+  await assert.rejects(again(), (e) => isProblem(e, 'not-found'));
+  for (const { url, headers } of requests) {
+    assert.deepEqual([url, headers['if-none-match'], headers['tidings-actor']], ['/v1/comments/c', '"3"', 'a']);
+  }
 });
 
 test('what the caller aborts is not sent again', async (t) => {

@@ -8,7 +8,7 @@ import { after, before, test as nodeTest } from 'node:test';
 import { setTimeout as pause } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
-import { codes, each, ifMatch, isProblem, pages, Tidings } from '../dist/esm/index.js';
+import { codes, each, ifChanged, ifMatch, isProblem, pages, Tidings } from '../dist/esm/index.js';
 import { startDev, tidings as binary } from '../scripts/dev.mjs';
 
 const test = (name, fn) => nodeTest(name, { timeout: 300_000 }, fn);
@@ -70,8 +70,11 @@ test('a comment is written, edited behind its version, and withdrawn', async () 
   await assert.rejects(tidings.createComment(reused), (e) => isProblem(e, 'idempotency-key-reused'));
 
   const path = { comment_id: comment.comment_id };
+  const reread = () => ifChanged((r) => tidings.getComment(r), { path }, comment);
+  assert.equal(await reread(), undefined);
   const edited = await tidings.editComment({ path, body: { body: 'Hello, all' }, headers: ifMatch(comment) });
   assert.deepEqual([edited.version, edited.body], [2, 'Hello, all']);
+  assert.deepEqual(await reread(), edited);
   await assert.rejects(tidings.editComment({ path, body: { body: 'Late' }, headers: ifMatch(comment) }), (e) =>
     isProblem(e, 'version-stale') && e.status === 412 && e.problem.current.body === 'Hello, all' && e.requestId !== null);
   await tidings.deleteComment({ path, headers: ifMatch(edited) });

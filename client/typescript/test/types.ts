@@ -1,5 +1,5 @@
 // The compiler checks this file; nobody runs it. It has a user's program, and mistakes that the compiler must find.
-import { each, ifMatch, isProblem, pages, Tidings, type Comment, type ProblemCode } from '@tidings/client';
+import { each, ifChanged, ifMatch, isProblem, pages, Tidings, type Comment, type ProblemCode } from '@tidings/client';
 
 import { connect } from '@nats-io/transport-node';
 import { handle, PermanentError, type CommentCreatedEvent, type Event } from '@tidings/client/subscribe';
@@ -24,6 +24,11 @@ export async function program(tidings: Tidings): Promise<ProblemCode | '' | unde
   await session.putFollow({ path: { follower_id: '7', followee_id: '9223372036854775807' } });
   const comment: Comment = await session.createComment({ path: { post_id: '5' }, body: { author_id: '3', body: 'Hello' } });
   await session.editComment({ path: { comment_id: comment.comment_id }, body: { body: 'Hello there' }, headers: ifMatch(comment) });
+  const newer: Comment | undefined = await ifChanged((r) => session.getComment(r), { path: { comment_id: comment.comment_id } }, comment);
+  // @ts-expect-error: it may be undefined
+  newer.version;
+  // @ts-expect-error: counts have no version
+  await ifChanged((r) => session.getUserCounts(r), { path: { user_id: '7' } }, comment);
   for await (const follower of each((r) => session.listUserFollowers(r), { path: { user_id: '42' }, query: { limit: 200 } })) {
     const id: string = follower.user_id;
     void id;
