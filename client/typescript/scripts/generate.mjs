@@ -6,20 +6,13 @@ import { mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
+import { output, plugins } from '../openapi-ts.config.mjs';
 import { startDev } from './dev.mjs';
 
 const schemas = new URL('../../../event/contracts/builtin/schemas/', import.meta.url);
 
 export async function generate(document, folder) {
-  await run(document, folder, [
-    '@hey-api/typescript',
-    {
-      name: '@hey-api/sdk',
-      operations: { strategy: 'single', containerName: 'Operations', methods: 'instance' },
-      responseStyle: 'data',
-    },
-    { name: '@hey-api/client-fetch', throwOnError: true },
-  ]);
+  await run(document, folder, plugins);
   const codes = Object.values(JSON.parse(document).components.examples).map((example) => example.value.code).sort();
   const list = codes.map((code) => `  '${code}',\n`).join('');
   const text = `/** Every \`code\` that the API's problems have. */\nexport const codes = [\n${list}] as const;\n`;
@@ -33,7 +26,7 @@ async function run(document, folder, plugins) {
   try {
     const input = join(dir, 'openapi.json');
     await writeFile(input, document);
-    await createClient({ input, logs: { level: 'silent', file: false }, output: { path: folder, module: { extension: '.js' } }, plugins });
+    await createClient({ input, logs: { level: 'silent', file: false }, output: { path: folder, ...output }, plugins });
   } finally {
     await rm(dir, { recursive: true });
   }

@@ -33,7 +33,8 @@ after(async () => {
 test('the tarball has the code, its types and the licenses, and no more', async () => {
   const files = packed.files.map((f) => f.path);
   const others = files.filter((f) => !/^dist\/(esm|cjs)\/.*\.(js|d\.ts)$/.test(f)).sort();
-  assert.deepEqual(others, ['LICENSE', 'LICENSE-hey-api.md', 'README.md', 'dist/cjs/package.json', 'package.json']);
+  assert.deepEqual(others, 
+    ['LICENSE', 'LICENSE-hey-api.md', 'README.md', 'dist/cjs/package.json', 'openapi-ts.config.mjs', 'package.json']);
   for (const name of ['index', 'subscribe/index', 'tidings']) {
     for (const kind of ['esm', 'cjs']) for (const end of ['js', 'd.ts']) assert.ok(files.includes(`dist/${kind}/${name}.${end}`));
   }
