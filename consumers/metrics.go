@@ -3,7 +3,6 @@ package consumers
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/heartbeat"
 	"github.com/tidings/tidings/internal/tracing"
 )
@@ -12,6 +11,7 @@ import (
 const (
 	skipNotWanted = "not_wanted" // the projection does not want this aggregate type of the catalog
 	skipUnknown   = "unknown"    // the catalog does not have this aggregate type
+	skipForeign   = "foreign"    // no relay wrote it
 )
 
 type metrics struct {
@@ -84,7 +84,7 @@ func newMetrics(reg prometheus.Registerer, consumer string, lagSeconds func() fl
 		batch: batch, failures: failures,
 		held: held, stuck: stuck, waiting: waiting, paused: paused, lagMessages: lagMessages, path: path,
 	}
-	for _, r := range []string{skipNotWanted, skipUnknown, event.Foreign} {
+	for _, r := range []string{skipNotWanted, skipUnknown, skipForeign} {
 		m.skipped[r] = skipped.WithLabelValues(r)
 	}
 	return m, nil

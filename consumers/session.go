@@ -237,7 +237,7 @@ func (s *session) take(ctx context.Context, msg jetstream.Msg, meta *jetstream.M
 			s.c.log.ErrorContext(ctx, "skipping messages that no relay published", "stream", s.name, "stream_seq", seq, "subject",
 				msg.Subject(), "runbook", "StreamForeignMessages")
 		}
-		d.skip = event.Foreign
+		d.skip = skipForeign
 	default:
 		d.event, d.fault = event.Decode(msg.Subject(), d.headers, msg.Data())
 		s.c.classify(&d)

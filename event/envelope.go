@@ -76,13 +76,6 @@ func (e *Event) DataSchema() string {
 // Subjects returns the subject filter of everything in one partition's stream, under prefix.
 func Subjects(prefix string, partition int) string { return fmt.Sprintf("%s.%d.>", prefix, partition) }
 
-// LiveSubjects returns the subjects of a partition that NATS republishes, and their new subject,
-// which has no partition. It excludes the closing message and the system's events, whose subjects
-// have another number of tokens.
-func LiveSubjects(prefix, live string, partition int) (source, destination string) {
-	return fmt.Sprintf("%s.%d.*.*.*", prefix, partition), live + ".{{wildcard(1)}}.{{wildcard(2)}}.{{wildcard(3)}}"
-}
-
 const (
 	closedSuffix = ".closed"
 	systemToken  = "system." // in the subjects of the system's events, so that no filter for others matches them

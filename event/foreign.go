@@ -7,7 +7,7 @@ import (
 
 // Ours reports whether a relay of Tidings wrote the message with these headers. Such a message has
 // a source, a UUID as its event id, and an outbox id. No other message on the stream is an event,
-// whatever its subject. Relay, consumers, replay and repair skip it and count it as Foreign. A
+// whatever its subject. Relay, consumers, replay and repair skip it and count it as foreign. A
 // message of ours may still be damaged; Decode then returns an error.
 func Ours(headers map[string][]string) bool {
 	get := func(name string) string {
@@ -26,9 +26,3 @@ func Closes(subject string, headers map[string][]string) bool {
 	source := headers[HeaderSource]
 	return strings.HasSuffix(subject, closedSuffix) && len(headers[HeaderClosed]) > 0 && len(source) > 0 && source[0] == Source
 }
-
-// The kinds of skipped messages, as labels of metrics.
-const (
-	Foreign   = "foreign"   // no relay wrote it
-	Duplicate = "duplicate" // an earlier message has the same event, and that one counts
-)

@@ -17,9 +17,6 @@ const idRule = "1 to 128 of the characters A-Z a-z 0-9 - _ . ~ : @ | + =, but no
 // so 7 and 07 are two ids. The empty ID names no object.
 type ID string
 
-// Anybody is not an ID that ParseID reads. It stands for every person.
-const Anybody ID = "*"
-
 // ParseID reads an id: 1 to MaxIDBytes letters and digits of ASCII and the characters - _ . ~ : @ |
 // + =, but not . or .., which no path of a URL can have.
 func ParseID(s string) (ID, error) {

@@ -1,8 +1,6 @@
 package event
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
 	"slices"
 )
@@ -14,6 +12,9 @@ var (
 	ThreadEvents = []string{Updated}                                     // of a thread's settings
 	PersonEvents = []string{Erased}                                      // of an erased person
 )
+
+// ErasedActor replaces the actor of events that an erased person caused.
+const ErasedActor = "erased"
 
 // decodeAs reads the payload of an event, which must have one of the types.
 func decodeAs[T any](e *Event, types []string, parse func([]byte) (T, error)) (out T, err error) {
@@ -30,23 +31,4 @@ func decodeAs[T any](e *Event, types []string, parse func([]byte) (T, error)) (o
 // permanent adds the event to an error of its payload.
 func (e *Event) permanent(err error) error {
 	return Permanent(fmt.Errorf("decode the payload of event %s (%s.%s.v%d): %w", e.ID, e.AggregateType, e.Type, e.Version, err))
-}
-
-// CanonicalAttributes returns attributes from PostgreSQL, whose jsonb has its own order of members,
-// in the form of writers and events: members sorted by name, without spaces. It returns nil for
-// empty input.
-func CanonicalAttributes(attributes []byte) json.RawMessage {
-	if len(attributes) == 0 {
-		return nil
-	}
-	var values map[string]any
-	d := json.NewDecoder(bytes.NewReader(attributes))
-	d.UseNumber()
-	var out bytes.Buffer
-	e := json.NewEncoder(&out)
-	e.SetEscapeHTML(false)
-	if d.Decode(&values) != nil || e.Encode(values) != nil {
-		return attributes // not an object from jsonb
-	}
-	return bytes.TrimSuffix(out.Bytes(), []byte("\n"))
 }

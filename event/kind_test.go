@@ -110,19 +110,6 @@ func BenchmarkArchetypes(b *testing.B) {
 	}
 }
 
-func TestAttributesFromTheDatabaseHaveOneForm(t *testing.T) {
-	for in, want := range map[string]string{
-		`{"stars": 5, "length": 9007199254740993, "a<b": "<&>"}`: `{"a<b":"<&>","length":9007199254740993,"stars":5}`,
-		`{}`:  `{}`,
-		``:    ``,
-		`[1]`: `[1]`, // input that is not attributes from jsonb is returned unchanged
-	} {
-		if got := string(CanonicalAttributes([]byte(in))); got != want {
-			t.Errorf("%s: %s, want %s", in, got, want)
-		}
-	}
-}
-
 // FuzzTheCodecReadsLikeEncodingJSON: the codec reads every payload like encoding/json.
 func FuzzTheCodecReadsLikeEncodingJSON(f *testing.F) {
 	for _, payload := range []string{`{"follower_id":"7","followee_id":"42","status":"ACTIVE","version":3,"actor":"a\u0062\ud800 \u00fc"}`,

@@ -134,7 +134,7 @@ func (w *writer) read(ctx context.Context, mark *outbox.Mark, last uint64) (fina
 			}
 			mark.NewTail = m.Seq
 			if !event.Ours(m.Header) {
-				w.metrics.skipped.WithLabelValues(event.Foreign).Inc()
+				w.metrics.skipped.WithLabelValues(skipForeign).Inc()
 				w.log.ErrorContext(ctx, "skipped a message on the stream that no relay wrote", "partition", w.p.Number,
 					"stream_seq", m.Seq, "subject", m.Subject, "runbook", "StreamForeignMessages")
 				continue
@@ -206,7 +206,7 @@ func (w *writer) record(ctx context.Context, mark outbox.Mark) error {
 	w.metrics.caughtUp.Add(float64(len(mark.Rows) - len(repeated)))
 	w.metrics.throughput.Add(float64(len(mark.Rows) - len(repeated)))
 	for _, seq := range repeated {
-		w.metrics.skipped.WithLabelValues(event.Duplicate).Inc()
+		w.metrics.skipped.WithLabelValues(skipDuplicate).Inc()
 		w.log.ErrorContext(ctx, "an event is on the stream twice; the first message counts", "partition", w.p.Number, "stream_seq", seq,
 			"runbook", "StreamForeignMessages")
 	}

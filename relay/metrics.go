@@ -38,6 +38,12 @@ const otherEvents = "other"
 
 const maxEventTypes = 2000
 
+// Why a message of the stream does not count.
+const (
+	skipForeign   = "foreign"   // no relay wrote it
+	skipDuplicate = "duplicate" // an earlier message has the same event, and that one counts
+)
+
 func newMetrics(reg prometheus.Registerer) *metrics {
 	m := &metrics{
 		throughput: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_outbox_published_total",
@@ -81,7 +87,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		m.failures.WithLabelValues(t)
 		m.types[t] = true
 	}
-	for _, reason := range []string{event.Foreign, event.Duplicate} {
+	for _, reason := range []string{skipForeign, skipDuplicate} {
 		m.skipped.WithLabelValues(reason)
 	}
 	for _, stage := range []string{stageClaim, stagePublish, stageCatchUp, stageHeartbeat} {

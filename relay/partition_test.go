@@ -129,7 +129,7 @@ func TestAMessageThatNoRelayWroteIsPassedOver(t *testing.T) {
 	insertRow(t, pool, 1, "edited", `{"version": 2}`)
 	awaitDrained(t, t.Context(), pool, time.Minute)
 	checkStream(t, t.Context(), pool, b)
-	if n := testutil.ToFloat64(r.metrics.skipped.WithLabelValues(event.Foreign)); n != 2 {
+	if n := testutil.ToFloat64(r.metrics.skipped.WithLabelValues(skipForeign)); n != 2 {
 		t.Errorf("counted %v foreign messages, want 2", n)
 	}
 	if err := r.Ready(t.Context()); err != nil {
@@ -167,7 +167,7 @@ func TestAnEventThatIsOnTheStreamTwiceCountsOnce(t *testing.T) {
 	if err := pool.QueryRow(t.Context(), `SELECT min(stream_seq) FROM outbox_messages`).Scan(&seq); err != nil || seq != 1 {
 		t.Errorf("the event is marked with sequence %d, %v: want the sequence of its first message", seq, err)
 	}
-	if n := testutil.ToFloat64(r.metrics.skipped.WithLabelValues(event.Duplicate)); n != 1 {
+	if n := testutil.ToFloat64(r.metrics.skipped.WithLabelValues(skipDuplicate)); n != 1 {
 		t.Errorf("counted %v duplicates, want 1", n)
 	}
 }

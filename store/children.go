@@ -205,7 +205,7 @@ type childRow struct {
 func (r childRow) wire() event.Child {
 	return event.Child{
 		ID: r.ID, Parent: r.Object, ReplyTo: orEmpty(r.ReplyTo), Slug: orEmpty(r.Slug), Path: orEmpty(r.Path),
-		AuthorID: r.AuthorID, Body: r.Body, Attributes: event.CanonicalAttributes(r.Attributes), AuthorState: r.AuthorState,
+		AuthorID: r.AuthorID, Body: r.Body, Attributes: CanonicalAttributes(r.Attributes), AuthorState: r.AuthorState,
 		ModerationState: r.ModerationState, Version: r.Version, CreatedAt: wireTime(r.CreatedAt), UpdatedAt: wireTime(r.UpdatedAt),
 	}
 }

@@ -140,7 +140,7 @@ func (r edgeRow) wire() event.Edge {
 	return event.Edge{
 		From: r.From, To: r.To, Status: r.Status, Version: r.Version,
 		CreatedAt: wireTime(r.CreatedAt), PositionedAt: wireTime(r.PositionedAt), UpdatedAt: wireTime(r.UpdatedAt),
-		Attributes: event.CanonicalAttributes(r.Attributes),
+		Attributes: CanonicalAttributes(r.Attributes),
 	}
 }
 

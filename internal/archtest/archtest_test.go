@@ -72,7 +72,8 @@ var rules = []rule{
 	{pkg: "client/clienttest", libs: []string{pgx},
 		may: []string{"client", "cmd/tidings/cli", "kinds", "kinds/catalog", "internal/tokens", "internal/pglocal", "internal/postgres"}},
 	{pkg: "outbox", may: []string{"event", "internal/deadletter", "internal/postgres", "internal/work"}, libs: []string{pgx}},
-	{pkg: "outbox/coldstore", may: []string{"outbox", "event", "internal/postgres", "internal/words"}, libs: []string{pgx, blob}},
+	{pkg: "outbox/coldstore", may: []string{"outbox", "event", "internal/postgres", "internal/redact", "internal/words"},
+		libs: []string{pgx, blob}},
 	// pgx: it passes the pool on to outbox.
 	{pkg: "relay", libs: []string{nats, pgx},
 		may: []string{"outbox", "kinds/declared", "event", "internal/lease", "internal/broker", "internal/heartbeat", "internal/tracing",
@@ -113,6 +114,7 @@ var rules = []rule{
 
 	{pkg: "internal/broker", may: []string{"event", "internal/work"}, libs: []string{nats}}, // event: the subjects
 	{pkg: "internal/natsserver", libs: []string{nats, srv}},                                 // the only one that may import the server
+	{pkg: "internal/redact", may: []string{"event"}},
 	{pkg: "internal/heartbeat", may: []string{"event", "internal/tracing"}},
 	{pkg: "internal/deadletter", may: []string{"event", "internal/postgres"}, libs: []string{pgx}},
 	// It explores the protocol with the outbox's own decisions about the layout.

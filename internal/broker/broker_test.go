@@ -200,7 +200,7 @@ func TestNobodyPurgesAStream(t *testing.T) {
 	cfg := b.Config()
 	dead := cfg.Stream + "-dead"
 	for n := 1; n <= 2; n++ { // as an older release made them
-		source, destination := event.LiveSubjects(cfg.Prefix, cfg.LivePrefix, n)
+		source, destination := fmt.Sprintf("%s.%d.*.*.*", cfg.Prefix, n), cfg.LivePrefix+".{{wildcard(1)}}.{{wildcard(2)}}.{{wildcard(3)}}"
 		if _, err := s.CreateStream(t.Context(), jetstream.StreamConfig{Name: cfg.StreamName(n),
 			Subjects:  []string{event.Subjects(cfg.Prefix, n)},
 			RePublish: &jetstream.RePublish{Source: source, Destination: destination},

@@ -667,7 +667,7 @@ func (c Config) declare(base jetstream.StreamConfig, partition int) jetstream.St
 	s.NoAck = false
 	// Plain subscribers get stored events, without the partition. Prefix.> also carries publishes
 	// that the stream refused.
-	source, destination := event.LiveSubjects(c.Prefix, c.LivePrefix, partition)
+	source, destination := liveSubjects(c.Prefix, c.LivePrefix, partition)
 	s.RePublish = &jetstream.RePublish{Source: source, Destination: destination}
 	// No server undoes it. A previous release keeps it: it begins with the stream's own
 	// configuration, as this function does. DenyDelete stays off, because erasure deletes messages.
@@ -719,4 +719,11 @@ func equal(a, b jetstream.StreamConfig) bool {
 		a.Replicas == b.Replicas && SameTags(tagsOf(a), tagsOf(b)) && a.AllowAtomicPublish == b.AllowAtomicPublish &&
 		a.AllowDirect == b.AllowDirect && a.AllowRollup == b.AllowRollup && a.DenyPurge == b.DenyPurge && a.NoAck == b.NoAck &&
 		a.RePublish != nil && *a.RePublish == *b.RePublish && maps.Equal(a.Metadata, b.Metadata)
+}
+
+// liveSubjects returns the subjects of a partition that NATS republishes, and their new subject,
+// which has no partition. It excludes the closing message and the system's events, whose subjects
+// have another number of tokens.
+func liveSubjects(prefix, live string, partition int) (source, destination string) {
+	return fmt.Sprintf("%s.%d.*.*.*", prefix, partition), live + ".{{wildcard(1)}}.{{wildcard(2)}}.{{wildcard(3)}}"
 }

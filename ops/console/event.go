@@ -17,6 +17,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/deadletter"
+	"github.com/tidings/tidings/internal/redact"
 	"github.com/tidings/tidings/internal/tracing"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/outbox/coldstore"
@@ -335,7 +336,7 @@ func (c *Console) path(ctx context.Context, v *view, p *eventPage, f outbox.Foun
 			return nil, err
 		}
 	}
-	if k, ok := c.deps.Kinds.Now().Child(f.AggregateType); ok && len(f.Payload) > 0 && k.Names().Redacted(f.Type, f.Payload) {
+	if k, ok := c.deps.Kinds.Now().Child(f.AggregateType); ok && len(f.Payload) > 0 && redact.IsRedacted(k.Names(), f.Type, f.Payload) {
 		e.add(step{Name: "Redacted", Level: "warn", Says: "an erasure removed a person's text from the payload"})
 	}
 	var wrote struct {

@@ -238,7 +238,7 @@ func (c *Console) inspectEdge(ctx context.Context, p *inspectPage, k kinds.Edge,
 		for _, v := range all {
 			is := strings.ToLower(v.Object.Status)
 			if len(v.Object.Attributes) > 0 {
-				is += " " + string(event.CanonicalAttributes(v.Object.Attributes))
+				is += " " + string(store.CanonicalAttributes(v.Object.Attributes))
 			}
 			p.version(v.Metadata, v.Object.Version, is, "")
 		}

@@ -9,6 +9,7 @@ import (
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/redact"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
@@ -35,7 +36,7 @@ func newEdgeErasures(set *kinds.Set) (all []*edgeErasure) {
 
 // names reports whether a payload names the person as an end, in any form of the id.
 func (k *edgeErasure) names(payload []byte, person event.ID) bool {
-	from, to := k.Names().Named(payload)
+	from, to := redact.Ends(k.Names(), payload)
 	return from == person && slices.Contains(k.ends, kinds.From) || to == person && slices.Contains(k.ends, kinds.To)
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/redact"
 	"github.com/tidings/tidings/internal/words"
 	"github.com/tidings/tidings/internal/work"
 	"github.com/tidings/tidings/kinds"
@@ -381,7 +382,7 @@ func (e *eraser) selection() outbox.Selection {
 // of returns the erased child that a payload names, in any form of the id, and its object. The
 // child determines the author, not the payload.
 func (k *erasing) of(payload []byte) (child string, object event.ID, is bool) {
-	child = k.Names().Named(payload)
+	child = redact.ChildID(k.Names(), payload)
 	object, is = k.children[child]
 	return child, object, is
 }
@@ -389,10 +390,10 @@ func (k *erasing) of(payload []byte) (child string, object event.ID, is bool) {
 // redact returns the new payload of a message with content of an erased child. It returns nil for
 // any other message.
 func (k *erasing) redact(eventType string, payload []byte) ([]byte, bool, error) {
-	if _, _, is := k.of(payload); !is || k.Names().Redacted(eventType, payload) {
+	if _, _, is := k.of(payload); !is || redact.IsRedacted(k.Names(), eventType, payload) {
 		return nil, false, nil
 	}
-	redacted, err := k.Names().Redact(payload)
+	redacted, err := redact.Child(k.Names(), payload)
 	return redacted, err == nil, err
 }
 
@@ -418,7 +419,7 @@ func (e *eraser) edge(kind string) *edgeErasure {
 // (docs/adr/0016-erased-actors.md).
 func (e *eraser) redact(aggregateType, eventType string, payload []byte) (redacted []byte, off bool, err error) {
 	if k := e.edge(aggregateType); k != nil && k.names(payload, e.o.AuthorID) {
-		redacted, err = k.Names().Redact(payload)
+		redacted, err = redact.Edge(payload)
 		return redacted, true, err
 	}
 	if k := e.child(aggregateType); k != nil {
@@ -429,7 +430,7 @@ func (e *eraser) redact(aggregateType, eventType string, payload []byte) (redact
 			payload = redacted
 		}
 	}
-	without, acted, err := event.RedactActor(payload, e.person)
+	without, acted, err := redact.Actor(payload, e.person)
 	if acted {
 		redacted = without
 	}
@@ -712,7 +713,7 @@ func (e *eraser) redactLetter(aggregateType string, payload []byte, headers map[
 	}
 	payload, off, err := e.redact(aggregateType, eventType, payload)
 	if off {
-		headers = event.RedactHeaders(headers)
+		headers = redact.Headers(headers)
 	}
 	if payload == nil || err != nil {
 		return nil, err

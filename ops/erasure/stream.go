@@ -11,6 +11,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/redact"
 	"github.com/tidings/tidings/outbox"
 )
 
@@ -122,7 +123,7 @@ func (e *eraser) scanKind(ctx context.Context, k *erasing, streams []broker.Stre
 				return fmt.Errorf("message %d of stream %s: %w", m.Seq, s.Name, err)
 			}
 			k.objects[ev.AggregateID] = true
-			at, stray, redacted := place{s.Number, m.Seq}, ev.AggregateID != object, k.Names().Redacted(ev.Type, m.Data)
+			at, stray, redacted := place{s.Number, m.Seq}, ev.AggregateID != object, redact.IsRedacted(k.Names(), ev.Type, m.Data)
 			switch {
 			case ev.Type == event.Erased && redacted && !stray:
 				erasedAt[child] = at

@@ -15,6 +15,7 @@ import (
 	"strconv"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/redact"
 )
 
 // Index describes a file that lists the ids under which a redaction searches the rows of segments.
@@ -53,7 +54,7 @@ func (x *indexer) add(line []byte) error {
 	if err := json.Unmarshal(line, &row); err != nil {
 		return fmt.Errorf("decode a row: %w: %w", ErrDamaged, err)
 	}
-	for _, id := range event.People(row.EventType, row.Payload) {
+	for _, id := range redact.People(row.EventType, row.Payload) {
 		of := x.ids[row.TenantID]
 		if of == nil {
 			if x.ids == nil {
@@ -134,7 +135,7 @@ func (s *Store) naming(ctx context.Context, b *bucket, e Export, m Manifest, ten
 // from what was written.
 func readIndex(ctx context.Context, b *bucket, dir string, x Index, tenant int64, person event.ID, found map[string]bool) error {
 	quoted := func(id event.ID) []byte { return strconv.AppendQuote(nil, id.String()) }
-	of, him, anybody := append([]byte(`"tenant_id":`), quoted(event.IDOf(tenant))...), quoted(person), quoted(event.Anybody)
+	of, him, anybody := append([]byte(`"tenant_id":`), quoted(event.IDOf(tenant))...), quoted(person), quoted(redact.Anybody)
 	return b.read(ctx, dir+"/"+x.Name, func(r io.Reader) error {
 		content, err := io.ReadAll(io.LimitReader(r, x.Bytes+1))
 		if err != nil {
@@ -157,7 +158,8 @@ func readIndex(ctx context.Context, b *bucket, dir string, x Index, tenant int64
 			if err := json.Unmarshal(lines.Bytes(), &line); err != nil {
 				return fmt.Errorf("%w: %w", ErrDamaged, err)
 			}
-			if line.TenantID == tenant && (slices.Contains(line.IDs, person.String()) || slices.Contains(line.IDs, string(event.Anybody))) {
+			if line.TenantID == tenant &&
+				(slices.Contains(line.IDs, person.String()) || slices.Contains(line.IDs, string(redact.Anybody))) {
 				found[line.Segment] = true
 			}
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/store"
 )
 
 // Key is a place in the chronological order, at a child or where one was.
@@ -366,7 +367,7 @@ func toChild(row pgx.CollectableRow) (event.Child, error) {
 	err := row.Scan(&c.ID, &object, &replyTo, &slug, &path, &author, &c.Body, &c.Attributes, &c.AuthorState, &c.ModerationState,
 		&c.Version, &c.CreatedAt.Time, &c.UpdatedAt.Time)
 	c.Parent, c.AuthorID = object, author
-	c.ReplyTo, c.Slug, c.Path, c.Attributes = orEmpty(replyTo), orEmpty(slug), orEmpty(path), event.CanonicalAttributes(c.Attributes)
+	c.ReplyTo, c.Slug, c.Path, c.Attributes = orEmpty(replyTo), orEmpty(slug), orEmpty(path), store.CanonicalAttributes(c.Attributes)
 	return c, err
 }
 

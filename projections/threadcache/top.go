@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/store"
 )
 
 // Ranked is a place in the order of ranks. Child is nil if the list of children does not have the
@@ -86,7 +87,7 @@ func (n *nullable) child() *event.Child {
 		return nil
 	}
 	return &event.Child{ID: *n.id, Parent: *n.object, ReplyTo: orEmpty(n.replyTo), Slug: orEmpty(n.slug), Path: orEmpty(n.path),
-		AuthorID: *n.author, Body: *n.body, Attributes: event.CanonicalAttributes(n.attributes), AuthorState: *n.authorState,
+		AuthorID: *n.author, Body: *n.body, Attributes: store.CanonicalAttributes(n.attributes), AuthorState: *n.authorState,
 		ModerationState: *n.moderationState, Version: *n.version, CreatedAt: event.Time{Time: *n.createdAt},
 		UpdatedAt: event.Time{Time: *n.updatedAt}}
 }

@@ -219,7 +219,7 @@ func diffChild(k kinds.Child, want, got *childRow) projections.Diff {
 
 func fieldsOf(want, got *childRow) []projections.Field {
 	at := func(t time.Time) string { return t.UTC().Format(event.TimeFormat) }
-	attributes := string(event.CanonicalAttributes(got.Attributes))
+	attributes := string(store.CanonicalAttributes(got.Attributes))
 	return []projections.Field{
 		projections.Compared("child_id", want.ChildID, got.ChildID),
 		projections.Compared("parent_id", want.ParentID, got.ParentID),

@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/store"
 )
 
 const racers = 3 // of a tenant
@@ -286,7 +287,7 @@ func (r *race) take(e *event.Event) (*made, error) {
 		if err != nil {
 			return nil, err
 		}
-		got.Attributes = event.CanonicalAttributes(got.Attributes)
+		got.Attributes = store.CanonicalAttributes(got.Attributes)
 		row := r.m.edge(k, got.From, got.To)
 		if err := follows(row.now(), got, e.Type); err != nil {
 			return nil, err
@@ -299,7 +300,7 @@ func (r *race) take(e *event.Event) (*made, error) {
 	if err != nil {
 		return nil, err
 	}
-	got.Attributes = event.CanonicalAttributes(got.Attributes)
+	got.Attributes = store.CanonicalAttributes(got.Attributes)
 	m := &made{onePath(k, got.ID), got.Actor, got.Version}
 	row := r.m.byID[got.ID]
 	if row == nil {

@@ -194,7 +194,7 @@ func attributesColumn(all map[string]kinds.Attribute, has json.RawMessage) []str
 	if len(all) == 0 {
 		return nil
 	}
-	return []string{strings.ReplaceAll(printable(string(event.CanonicalAttributes(has))), `\"`, `"`)}
+	return []string{strings.ReplaceAll(printable(string(store.CanonicalAttributes(has))), `\"`, `"`)}
 }
 
 func showChildHistory(ctx context.Context, s *session, now *kinds.Set, f historyFlags) error {

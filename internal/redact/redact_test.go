@@ -1,4 +1,4 @@
-package event
+package redact
 
 import (
 	"bytes"
@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/tidings/tidings/event"
 )
 
 const (
@@ -24,8 +26,8 @@ const redactable = `{"comment_id": "` + redactID +
 	"version": 2, "created_at": "2026-05-01T12:30:00.123456Z", "updated_at": "2026-05-01T12:30:00.123456Z",
 	"actor": "user:7", "reason": "` + secret + `"}`
 
-func commentOf(payload string) (c Comment, err error) {
-	e := Event{ID: "id", TenantID: 1, AggregateType: AggregateComment, AggregateID: "42", Type: Edited, Version: 1,
+func commentOf(payload string) (c event.Comment, err error) {
+	e := event.Event{ID: "id", TenantID: 1, AggregateType: event.AggregateComment, AggregateID: "42", Type: event.Edited, Version: 1,
 		Payload: json.RawMessage(payload)}
 	return c, e.DecodePayload(&c)
 }
@@ -64,7 +66,7 @@ func TestOnlyTheOneFormOfIDsIsDecoded(t *testing.T) {
 	}
 	for what, edit := range bad {
 		payload := strings.Replace(redactable, edit[0], edit[1], 1)
-		if c, err := commentOf(payload); payload == redactable || !IsPermanent(err) {
+		if c, err := commentOf(payload); payload == redactable || !event.IsPermanent(err) {
 			t.Errorf("%s: got %+v, %v: want a permanent error", what, c, err)
 		}
 	}
@@ -82,14 +84,14 @@ func TestAnErasureFindsACommentInAnyForm(t *testing.T) {
 			t.Fatal(err)
 		}
 		payload := strings.Replace(redactable, `"`+redactID+`"`, string(quoted), 1)
-		if got := commentNames.Named([]byte(payload)); got != redactID {
+		if got := ChildID(commentNames, []byte(payload)); got != redactID {
 			t.Errorf("%s: found %q", form, got)
 		}
-		taken(t, Edited, payload)
+		taken(t, event.Edited, payload)
 	}
 	for _, none := range []string{``, `null`, `[]`, `"` + redactID + `"`, `{}`, `{"comment_id": null}`, `{"comment_id": 7}`,
 		`{"comment_id": "` + redactID + `0"}`, `{"comment_id": "` + strings.Repeat("g", 32) + `"}`} {
-		if got := commentNames.Named([]byte(none)); got != "" {
+		if got := ChildID(commentNames, []byte(none)); got != "" {
 			t.Errorf("%s: found %q", none, got)
 		}
 	}
@@ -99,18 +101,18 @@ func TestAnErasureFindsACommentInAnyForm(t *testing.T) {
 // comment's identity.
 func taken(t *testing.T, eventType, payload string) {
 	t.Helper()
-	if commentNames.Redacted(eventType, []byte(payload)) {
+	if IsRedacted(commentNames, eventType, []byte(payload)) {
 		t.Errorf("Redacted is true for %s", payload)
 	}
-	redacted, err := commentNames.Redact([]byte(payload))
+	redacted, err := Child(commentNames, []byte(payload))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if bytes.Contains(redacted, []byte(secret)) || commentNames.Named(redacted) != commentNames.Named([]byte(payload)) ||
-		!commentNames.Redacted(eventType, redacted) {
+	if bytes.Contains(redacted, []byte(secret)) || ChildID(commentNames, redacted) != ChildID(commentNames, []byte(payload)) ||
+		!IsRedacted(commentNames, eventType, redacted) {
 		t.Errorf("payload %s\nredacted to %s", payload, redacted)
 	}
-	if again, err := commentNames.Redact(redacted); err != nil || !bytes.Equal(again, redacted) {
+	if again, err := Child(commentNames, redacted); err != nil || !bytes.Equal(again, redacted) {
 		t.Errorf("redacted twice: %s, %v", again, err)
 	}
 }
@@ -127,12 +129,12 @@ func TestNoPayloadSaysThatItIsRedactedWhenItIsNot(t *testing.T) {
 		"a field that names it, in capitals": strings.Replace(gone, "{", `{"erased": true, "Actor": "`+secret+`", `, 1),
 	} {
 		t.Run(what, func(t *testing.T) {
-			taken(t, Edited, payload)
-			taken(t, Erased, payload) // any writer may make one of these
+			taken(t, event.Edited, payload)
+			taken(t, event.Erased, payload) // any writer may make one of these
 		})
 	}
-	erased, err := json.Marshal(payloads()["comment.erased"])
-	if err != nil || !commentNames.Redacted(Erased, erased) || commentNames.Redacted(Deleted, erased) {
+	erased, err := json.Marshal(event.Comment{CommentID: redactID, PostID: "42", AuthorID: "7", AuthorState: event.AuthorErased})
+	if err != nil || !IsRedacted(commentNames, event.Erased, erased) || IsRedacted(commentNames, event.Deleted, erased) {
 		t.Errorf("a genuine comment.erased: %s, %v", erased, err)
 	}
 }
@@ -146,11 +148,8 @@ func TestEachFieldOfACommentIsKeptOrTaken(t *testing.T) {
 		}
 		return all
 	}
-	kept := []string{commentNames.ID, commentNames.Parent}
-	for _, m := range redactedCodec.members[2:] {
-		kept = append(kept, m.name)
-	}
-	for _, name := range names(reflect.TypeFor[Comment]()) {
+	kept := append([]string{commentNames.ID, commentNames.Parent}, kept...)
+	for _, name := range names(reflect.TypeFor[event.Comment]()) {
 		if slices.Contains(kept, name) == (name == "reason") {
 			t.Errorf("%s is neither kept nor removed", name)
 		}
@@ -182,11 +181,11 @@ func FuzzWhatIsAppliedIsFound(f *testing.F) {
 			c.PostID != "42" || c.AuthorID == "" {
 			t.Errorf("a consumer applies %+v", c)
 		}
-		if got := commentNames.Named([]byte(payload)); got != c.CommentID {
+		if got := ChildID(commentNames, []byte(payload)); got != c.CommentID {
 			t.Errorf("a consumer applies comment %s, but an erasure finds %q", c.CommentID, got)
 		}
-		redacted, err := commentNames.Redact([]byte(payload))
-		if err != nil || !commentNames.Redacted(Edited, redacted) {
+		redacted, err := Child(commentNames, []byte(payload))
+		if err != nil || !IsRedacted(commentNames, event.Edited, redacted) {
 			t.Fatalf("redacted: %s, %v", redacted, err)
 		}
 		without := c
@@ -197,12 +196,12 @@ func FuzzWhatIsAppliedIsFound(f *testing.F) {
 	})
 }
 
-var commentNames = ChildNames{ID: "comment_id", Parent: "post_id"}
+var commentNames = event.ChildNames{ID: "comment_id", Parent: "post_id"}
 
 // TestAnEdgesEndsAreFoundInEveryFormAndRedacted: whatever a payload states about its ends, the
 // redacted payload names nobody.
 func TestAnEdgesEndsAreFoundInEveryFormAndRedacted(t *testing.T) {
-	names := EdgeNames{From: "user_id", To: "group_id"}
+	names := event.EdgeNames{From: "user_id", To: "group_id"}
 	for form, from := range map[string]string{
 		"as events have it": `"user_id":"7"`, "a number": `"user_id":7`, "in decimals": `"user_id":7.00`,
 		"with blanks": `"user_id":" 7\n"`, "twice": `"user_id":"8","User_Id":"7"`,
@@ -210,29 +209,29 @@ func TestAnEdgesEndsAreFoundInEveryFormAndRedacted(t *testing.T) {
 	} {
 		payload := `{` + from + `,"group_id":"42","status":"ACTIVE","version":3,"created_at":"2026-05-01T12:30:00.123456Z",` +
 			`"attributes":{"role":"` + secret + `"},"actor":"user:7","more":["7"]}`
-		if a, b := names.Named([]byte(payload)); a != "7" || b != "42" {
+		if a, b := Ends(names, []byte(payload)); a != "7" || b != "42" {
 			t.Errorf("%s: found %s and %s", form, a, b)
 		}
-		redacted, err := names.Redact([]byte(payload))
+		redacted, err := Edge([]byte(payload))
 		if want := `{"status":"ACTIVE","version":3,"created_at":"2026-05-01T12:30:00.123456Z","erased":true}`; err != nil ||
 			string(redacted) != want {
 			t.Errorf("%s: %s, %v", form, redacted, err)
 		}
-		if a, b := names.Named(redacted); a != "" || b != "" {
+		if a, b := Ends(names, redacted); a != "" || b != "" {
 			t.Errorf("%s: redacted, it names %s and %s", form, a, b)
 		}
-		if again, err := names.Redact(redacted); err != nil || !bytes.Equal(again, redacted) {
+		if again, err := Edge(redacted); err != nil || !bytes.Equal(again, redacted) {
 			t.Errorf("%s: redacted twice: %s, %v", form, again, err)
 		}
 	}
-	for _, id := range []ID{"null", "true", "1.0", "auth0|7"} { // as text they are ids like any other
-		if a, _ := names.Named([]byte(`{"user_id":"` + id.String() + `"}`)); a != id {
+	for _, id := range []event.ID{"null", "true", "1.0", "auth0|7"} { // as text they are ids like any other
+		if a, _ := Ends(names, []byte(`{"user_id":"`+id.String()+`"}`)); a != id {
 			t.Errorf("found %q, want %s", a, id)
 		}
 	}
 	for _, payload := range []string{`{}`, `[]`, `7`, `{"user_id":"7/5"}`, `{"user_id":null}`, `{"user_id":["7"]}`,
 		`{"user_id":""}`, `{"user_id":true}`, `{"follower_id":"7"}`} {
-		if a, b := names.Named([]byte(payload)); a != "" || b != "" {
+		if a, b := Ends(names, []byte(payload)); a != "" || b != "" {
 			t.Errorf("%s: found %s and %s", payload, a, b)
 		}
 	}

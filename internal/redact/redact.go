@@ -1,56 +1,54 @@
-package event
+package redact
 
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/tidings/tidings/event"
 )
 
-// redacted is the part of a child's payload that remains: which child it is, its state, and the
-// actor. All other members are removed with the body. Names match as consumers match them:
-// encoding/json ignores case. Values stay as written.
-type redacted struct {
-	ID              json.RawMessage `json:"id,omitempty"`        // renamed by ChildNames
-	Parent          json.RawMessage `json:"object_id,omitempty"` // renamed by ChildNames
-	ParentID        json.RawMessage `json:"parent_id,omitempty"`
-	Slug            json.RawMessage `json:"slug,omitempty"`
-	Path            json.RawMessage `json:"path,omitempty"`
-	AuthorID        json.RawMessage `json:"author_id,omitempty"`
-	Body            json.RawMessage `json:"body"`
-	AuthorState     json.RawMessage `json:"author_state,omitempty"`
-	ModerationState json.RawMessage `json:"moderation_state,omitempty"`
-	Version         json.RawMessage `json:"version,omitempty"`
-	CreatedAt       json.RawMessage `json:"created_at,omitempty"`
-	UpdatedAt       json.RawMessage `json:"updated_at,omitempty"`
-	Actor           json.RawMessage `json:"actor,omitempty"`
-	Erased          json.RawMessage `json:"erased"`
+// kept are the members of a child's payload that remain, beside the child and its object: its state
+// and the actor. All other members are removed with the body.
+var kept = []string{"parent_id", "slug", "path", "author_id", "body", "author_state", "moderation_state", "version", "created_at",
+	"updated_at", "actor", "erased"}
+
+// values returns the values of members of a JSON object, as they are written; nil for one that it
+// lacks. Names match as consumers match them: encoding/json ignores case, and the last of several
+// members counts.
+func values(payload []byte, names ...string) ([]json.RawMessage, error) {
+	all, d := make([]json.RawMessage, len(names)), json.NewDecoder(bytes.NewReader(payload))
+	if start, err := d.Token(); err != nil || start != json.Delim('{') || !json.Valid(payload) {
+		return nil, fmt.Errorf("redact a payload of %d bytes: it is not a JSON object", len(payload)) // err may quote it
+	}
+	for d.More() {
+		name, err := d.Token()
+		var value json.RawMessage
+		if err = errors.Join(err, d.Decode(&value)); err != nil {
+			return nil, err // never: the payload is valid
+		}
+		is := func(n string) bool { return strings.EqualFold(n, name.(string)) }
+		if i := slices.IndexFunc(names, is); i >= 0 {
+			all[i] = value
+		}
+	}
+	return all, nil
 }
 
-var redactedCodec = newCodec(func(r *redacted) []any {
-	return []any{&r.ID, &r.Parent, &r.ParentID, &r.Slug, &r.Path, &r.AuthorID, &r.Body, &r.AuthorState, &r.ModerationState, &r.Version,
-		&r.CreatedAt, &r.UpdatedAt, &r.Actor, &r.Erased}
-})
-
-// keptNames has the JSON names of its fields, except the two that the kind names.
-var keptNames = func() map[string]bool {
-	names := make(map[string]bool)
-	for _, m := range redactedCodec.members[2:] {
-		names[m.name] = true
-	}
-	return names
-}()
-
-// Named returns the id of the child that a payload names, in canonical form. It accepts any payload
-// version and any form of the id. It returns "" if the payload names no child. It finds every child
-// that DecodeChild reads, and those that DecodeChild refuses because of the form of their id.
-func (n ChildNames) Named(payload []byte) string {
-	r, err := redactedCodec.decode(payload, n.ID, n.Parent)
+// ChildID returns the id of the child that a payload names, in canonical form. It accepts any
+// payload version and any form of the id. It returns "" if the payload names no child. It finds
+// every child that Event.DecodeChild reads, and those that it refuses because of the form of their
+// id.
+func ChildID(n event.ChildNames, payload []byte) string {
+	all, err := values(payload, n.ID)
 	if err != nil {
 		return ""
 	}
-	return childID(r.ID)
+	return childID(all[0])
 }
 
 // childID reads the id of a child in any form that a writer may use, or returns "".
@@ -65,52 +63,65 @@ func childID(raw json.RawMessage) string {
 		return ""
 	}
 	id := digits[:8] + "-" + digits[8:12] + "-" + digits[12:16] + "-" + digits[16:20] + "-" + digits[20:]
-	if !IsUUID(id) {
+	if !event.IsUUID(id) {
 		return ""
 	}
 	return id
 }
 
-// Redacted reports whether the payload of a child's event has no content: only the members that
-// Redact leaves, and its mark. KIND.erased is made without content and has no mark. The mark alone
+// IsRedacted reports whether the payload of a child's event has no content: only the members that
+// Child leaves, and its mark. KIND.erased is made without content and has no mark. The mark alone
 // is not enough, because a writer may set it.
-func (n ChildNames) Redacted(eventType string, payload []byte) bool {
+func IsRedacted(n event.ChildNames, eventType string, payload []byte) bool {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(payload, &fields) != nil || fields == nil {
 		return false
 	}
 	for name := range fields {
-		if !keptNames[name] && name != n.ID && name != n.Parent {
+		if !slices.Contains(kept, name) && name != n.ID && name != n.Parent {
 			return false
 		}
 	}
 	body, has := fields["body"]
-	return (!has || string(body) == `""`) && (eventType == Erased || string(fields["erased"]) == "true")
+	return (!has || string(body) == `""`) && (eventType == event.Erased || string(fields["erased"]) == "true")
 }
 
-// Redact returns the payload of a child's event without its content. It keeps the members that name
+// Child returns the payload of a child's event without its content. It keeps the members that name
 // the child and its state, and sets an empty body and "erased": true (docs/events.md). Repeating it
 // changes nothing.
-func (n ChildNames) Redact(payload []byte) ([]byte, error) {
-	r, err := redactedCodec.decode(payload, n.ID, n.Parent)
+func Child(n event.ChildNames, payload []byte) ([]byte, error) {
+	names := append([]string{n.ID, n.Parent}, kept...)
+	all, err := values(payload, names...)
 	if err != nil {
-		return nil, fmt.Errorf("redact a payload of %d bytes: it is not a JSON object", len(payload)) // err may quote it
+		return nil, err
 	}
-	r.Body, r.Erased = json.RawMessage(`""`), json.RawMessage(`true`)
-	out, err := redactedCodec.encode(r, n.ID, n.Parent)
-	if err != nil {
-		return nil, fmt.Errorf("encode a redacted payload: %w", err)
+	out := []byte{'{'}
+	for i, name := range names {
+		switch name {
+		case "body":
+			all[i] = json.RawMessage(`""`)
+		case "erased":
+			all[i] = json.RawMessage(`true`)
+		}
+		if all[i] == nil {
+			continue
+		}
+		value, err := json.Marshal(all[i])
+		if err != nil {
+			return nil, fmt.Errorf("encode a redacted payload: %w", err)
+		}
+		if len(out) > 1 {
+			out = append(out, ',')
+		}
+		out = append(append(append(append(out, '"'), name...), `":`...), value...)
 	}
-	return out, nil
+	return append(out, '}'), nil
 }
 
-// ErasedActor replaces the actor of events that an erased person caused.
-const ErasedActor = "erased"
-
-// RedactActor replaces the actor of a payload by ErasedActor if it is the given one. It accepts any
+// Actor replaces the actor of a payload by event.ErasedActor if it is the given one. It accepts any
 // aggregate type and changes nothing else. The member's name matches as consumers match it,
 // ignoring case.
-func RedactActor(payload []byte, actor string) (redacted []byte, changed bool, err error) {
+func Actor(payload []byte, actor string) (redacted []byte, changed bool, err error) {
 	// Most payloads have another actor. Only an escape can spell this one differently.
 	if !bytes.Contains(payload, []byte(actor)) && !bytes.Contains(payload, []byte{'\\'}) {
 		return payload, false, nil
@@ -122,7 +133,7 @@ func RedactActor(payload []byte, actor string) (redacted []byte, changed bool, e
 	for name, value := range fields {
 		var text string
 		if strings.EqualFold(name, "actor") && json.Unmarshal(value, &text) == nil && text == actor {
-			fields[name], changed = json.RawMessage(`"`+ErasedActor+`"`), true
+			fields[name], changed = json.RawMessage(`"`+event.ErasedActor+`"`), true
 		}
 	}
 	if !changed {
@@ -134,16 +145,19 @@ func RedactActor(payload []byte, actor string) (redacted []byte, changed bool, e
 	return redacted, true, nil
 }
 
+// Anybody is not an ID that event.ParseID reads. It stands for every person.
+const Anybody event.ID = "*"
+
 // People returns the ids under which an erasure may search for a payload. The payload may be of any
 // aggregate type, and need not be valid. People returns every id in it, because only the kind knows
 // which ones are persons. It adds Anybody if the payload may be a child's and names no author. A
 // redacted payload of a child names only its actor.
-func People(eventType string, payload []byte) (ids []ID) {
+func People(eventType string, payload []byte) (ids []event.ID) {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(payload, &fields) != nil {
 		return nil
 	}
-	var actors []ID
+	var actors []event.ID
 	author, child, edge, others, content := false, false, false, 0, false
 	for name, value := range fields {
 		switch isAuthor := strings.EqualFold(name, "author_id"); {
@@ -151,26 +165,26 @@ func People(eventType string, payload []byte) (ids []ID) {
 			var actor string
 			_ = json.Unmarshal(value, &actor) // an actor that is not text names nobody
 			user, is := strings.CutPrefix(actor, "user:")
-			if id, err := ParseID(user); is && err == nil {
+			if id, err := event.ParseID(user); is && err == nil {
 				actors = append(actors, id)
 			}
 		case name == "status" || name == "positioned_at":
 			edge = true
-		case keptNames[name] && !isAuthor:
+		case slices.Contains(kept, name) && !isAuthor:
 		default:
 			id, isChild := idOf(value), !isAuthor && childID(value) != ""
 			if id != "" {
 				ids = append(ids, id)
 			}
 			author, child = author || isAuthor && id != "", child || isChild
-			if !keptNames[name] {
+			if !slices.Contains(kept, name) {
 				others++
 				content = content || id == "" && !isChild
 			}
 		}
 	}
 	body, has := fields["body"]
-	if erased := eventType == Erased || string(fields["erased"]) == "true"; erased && (!has || string(body) == `""`) &&
+	if erased := eventType == event.Erased || string(fields["erased"]) == "true"; erased && (!has || string(body) == `""`) &&
 		!content && !edge && (others == 0 || others <= 2 && child) {
 		return actors
 	}
@@ -180,11 +194,12 @@ func People(eventType string, payload []byte) (ids []ID) {
 	return append(ids, actors...)
 }
 
-// RedactHeaders returns the headers that identify an event and its place, without all others.
-func RedactHeaders(headers map[string][]string) map[string][]string {
+// Headers returns the headers that identify an event and its place, without all others.
+func Headers(headers map[string][]string) map[string][]string {
 	out := make(map[string][]string, len(headers))
-	for _, name := range []string{HeaderID, HeaderType, HeaderSource, HeaderSubject, HeaderTime, HeaderSpecVersion, HeaderDataContentType,
-		HeaderDataSchema, HeaderTenant, HeaderTraceParent, HeaderOutboxID} {
+	for _, name := range []string{event.HeaderID, event.HeaderType, event.HeaderSource, event.HeaderSubject, event.HeaderTime,
+		event.HeaderSpecVersion, event.HeaderDataContentType, event.HeaderDataSchema, event.HeaderTenant, event.HeaderTraceParent,
+		event.HeaderOutboxID} {
 		if v, ok := headers[name]; ok {
 			out[name] = v
 		}
@@ -203,27 +218,19 @@ type redactedEdge struct {
 	Erased       bool            `json:"erased"`
 }
 
-// namedEnds are the ends of an edge as a payload has them.
-type namedEnds struct {
-	From json.RawMessage `json:"from_id"` // renamed by EdgeNames
-	To   json.RawMessage `json:"to_id"`   // renamed by EdgeNames
-}
-
-var namedEndsCodec = newCodec(func(n *namedEnds) []any { return []any{&n.From, &n.To} })
-
-// Named returns the ids of the ends of an edge that a payload names, in any payload version and any
+// Ends returns the ids of the ends of an edge that a payload names, in any payload version and any
 // form of the ids. An end is empty if the payload does not name it.
-func (n EdgeNames) Named(payload []byte) (from, to ID) {
-	ends, err := namedEndsCodec.decode(payload, n.From, n.To)
+func Ends(n event.EdgeNames, payload []byte) (from, to event.ID) {
+	all, err := values(payload, n.From, n.To)
 	if err != nil {
 		return "", ""
 	}
-	return idOf(ends.From), idOf(ends.To)
+	return idOf(all[0]), idOf(all[1])
 }
 
 // idOf reads an id in any form that a writer may use: text, or a whole number. It returns "" for
 // anything else.
-func idOf(raw json.RawMessage) ID {
+func idOf(raw json.RawMessage) event.ID {
 	var text string
 	if json.Unmarshal(raw, &text) != nil { // no text, so perhaps a number
 		whole, zeros, _ := strings.Cut(string(raw), ".")
@@ -231,16 +238,16 @@ func idOf(raw json.RawMessage) ID {
 			text = strconv.FormatInt(n, 10)
 		}
 	}
-	id, err := ParseID(strings.TrimSpace(text))
+	id, err := event.ParseID(strings.TrimSpace(text))
 	if err != nil {
 		return ""
 	}
 	return id
 }
 
-// Redact returns the payload of an edge's event without its ends, attributes and actor, and with
+// Edge returns the payload of an edge's event without its ends, attributes and actor, and with
 // "erased": true. It names nobody. Repeating it changes nothing.
-func (n EdgeNames) Redact(payload []byte) ([]byte, error) {
+func Edge(payload []byte) ([]byte, error) {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(payload, &fields) != nil {
 		return nil, fmt.Errorf("redact a payload of %d bytes: it is not a JSON object", len(payload)) // err may quote it
