@@ -4,11 +4,18 @@ package subscribe_test
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"math/rand/v2"
+	"net/url"
+	"os"
+	"os/exec"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -22,6 +29,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/subscribe"
 	"github.com/tidings/tidings/subscribe/projector"
 )
@@ -32,7 +40,9 @@ type followers struct {
 	c      *client.Client
 	nc     *nats.Conn
 	pool   *pgxpool.Pool
+	log    *slog.Logger
 	states atomic.Int32 // of exports, in committed or rolled back batches
+	in     inChild
 }
 
 const followersSQL = `INSERT INTO follows VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (tenant_id, follower, followee) DO UPDATE
@@ -41,12 +51,13 @@ const followersSQL = `INSERT INTO follows VALUES ($1, $2, $3, $4, $5, $6) ON CON
 
 func newFollowers(t *testing.T) *followers {
 	tenant := clienttest.NewTenant(t)
+	in := inChild{URL: tenant.URL, Token: tenant.Token(t), NATS: tenant.NATS, Database: clienttest.Database(t)}
 	nc, err := nats.Connect(tenant.NATS)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(nc.Close)
-	pool, err := pgxpool.New(t.Context(), clienttest.Database(t))
+	pool, err := pgxpool.New(t.Context(), in.Database)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +70,74 @@ func newFollowers(t *testing.T) *followers {
 `); err != nil {
 		t.Fatal(err)
 	}
-	return &followers{t: t, c: tenant.Client(t, tenant.Token(t)), nc: nc, pool: pool}
+	return &followers{t: t, c: tenant.Client(t, in.Token), nc: nc, pool: pool, log: testkit.Logger(t), in: in}
+}
+
+// childEnv makes this binary an instance of the projection, which kills itself.
+const childEnv = "TIDINGS_TEST_PROJECTION"
+
+// inChild has the addresses of a child, and the number of batches that it commits.
+type inChild struct {
+	URL, Token, NATS, Database string
+	Batches                    int
+}
+
+func init() {
+	if os.Getenv(childEnv) == "" {
+		return
+	}
+	testkit.EndWithTest(nil)
+	var in inChild
+	err := json.Unmarshal([]byte(os.Getenv(childEnv)), &in)
+	f := &followers{log: slog.New(slog.NewTextHandler(os.Stderr, nil))}
+	var errs [3]error
+	f.c, errs[0] = client.New(in.URL, client.WithToken(in.Token))
+	f.nc, errs[1] = nats.Connect(in.NATS)
+	f.pool, errs[2] = pgxpool.New(context.Background(), in.Database)
+	if err = errors.Join(append(errs[:], err)...); err == nil {
+		err = f.project(context.Background(), func() bool {
+			if in.Batches--; in.Batches < 0 {
+				testkit.SignalSelf(syscall.SIGKILL)
+			}
+			return false
+		})
+	}
+	fmt.Fprintln(os.Stderr, "the projection ended:", err)
+	os.Exit(1)
+}
+
+// killed starts an instance that kills itself in a transaction after some batches. It waits for the
+// end.
+func (f *followers) killed(batches int) {
+	f.t.Helper()
+	in := f.in
+	in.Batches = batches
+	text, err := json.Marshal(in)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), childEnv+"="+string(text))
+	testkit.Spawn(f.t, "projection", cmd).AwaitKilled()
+}
+
+// resize changes the number of partitions of the servers.
+func (f *followers) resize(to int) {
+	f.t.Helper()
+	at, err := url.Parse(f.in.Database)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	at.Path = "/postgres" // clienttest's servers have the truth there
+	pool, err := pgxpool.New(f.t.Context(), at.String())
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	defer pool.Close()
+	testkit.Eventually(f.t, "an earlier resize ends", func() (bool, error) {
+		_, err := outbox.Resize(f.t.Context(), pool, to)
+		return err == nil, err
+	})
 }
 
 // write makes random changes of a few edges.
@@ -100,7 +178,7 @@ func (f *followers) project(ctx context.Context, dies func() bool) error {
 			return err
 		}
 		return nil
-	}, subscribe.Only(event.AggregateFollow), subscribe.Batch(17), subscribe.Log(testkit.Logger(f.t)), subscribe.Takeover(1e9),
+	}, subscribe.Only(event.AggregateFollow), subscribe.Batch(17), subscribe.Log(f.log), subscribe.Takeover(1e9),
 		projector.Bootstrap(func(ctx context.Context, tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, `TRUNCATE follows`)
 			return err
@@ -241,5 +319,40 @@ func TestAProjectionBeginsAgainWhenEventsExpire(t *testing.T) {
 	stop()
 	if f.states.Load() == before {
 		t.Error("the projection read no export again")
+	}
+}
+
+// TestAProjectionIsKilledInItsExportsOverResizes kills the process of the projection by SIGKILL,
+// while clients write and the partitions are resized: before the first state is committed, within
+// the exports, and on the streams.
+func TestAProjectionIsKilledInItsExportsOverResizes(t *testing.T) {
+	f := newFollowers(t)
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rng, other := rand.New(rand.NewPCG(seed, 0)), rand.New(rand.NewPCG(seed, 1))
+	f.write(t.Context(), rng, 400)
+	writing, stop := context.WithCancel(t.Context())
+	var writers sync.WaitGroup
+	writers.Go(func() {
+		for writing.Err() == nil {
+			f.write(writing, other, 10)
+		}
+	})
+	partitions := map[int]int{2: 2, 4: 4, 6: 1}
+	for round := range 8 {
+		if to := partitions[round]; to > 0 {
+			f.resize(to)
+		}
+		f.killed(rng.IntN(6))
+	}
+	stop()
+	writers.Wait()
+	ctx, end := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- f.project(ctx, func() bool { return false }) }()
+	f.settle()
+	end()
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 }
