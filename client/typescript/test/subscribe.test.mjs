@@ -35,6 +35,7 @@ let rigs = 0;
 
 /** Streams of a test, and a publisher that acts as a relay. */
 async function newRig(partitions = 1) {
+  if (rigs > 0) await jsm.streams.delete(`RIG${rigs}-dead`).catch(() => {}); // it reserves a GiB of the disk
   const prefix = `rig${++rigs}`;
   const rig = { stream: prefix.toUpperCase(), prefix, open: [], dead: `${prefix.toUpperCase()}-dead`, outbox: 0, quiet: [] };
   rig.options = { stream: rig.stream, prefix, log: { info: keep, warn: keep, error: keep }, takeover: 2000, backOff: () => 50 };

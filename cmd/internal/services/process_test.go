@@ -182,9 +182,11 @@ func (g *commitGate) open(client net.Conn) {
 		_ = client.Close()
 	})
 	buf := make([]byte, 64<<10)
+	appends := false // not a connection that reads tokens or kinds, in transactions of their own
 	for {
 		n, err := client.Read(buf)
-		if bytes.Contains(buf[:n], []byte("commit\x00")) && g.armed.CompareAndSwap(true, false) {
+		appends = appends || bytes.Contains(buf[:n], []byte("outbox.append"))
+		if appends && bytes.Contains(buf[:n], []byte("commit\x00")) && g.armed.CompareAndSwap(true, false) {
 			g.held <- struct{}{}
 			if !<-g.forward {
 				return
