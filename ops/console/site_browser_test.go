@@ -249,9 +249,13 @@ func (s *site) erases(b *browser) {
 		t.Fatal(err)
 	}
 	b.open("/console/erasure")
-	b.click("Erase a person")
+	b.click("Scan")
 	b.run(chromedp.SetValue(chromedp.CSS("#f-tenant"), fmt.Sprint(siteTenant)),
 		chromedp.SetValue(chromedp.CSS("#f-author"), fmt.Sprint(person)), chromedp.SendKeys(chromedp.CSS("#reason"), "ticket 17"),
+		chromedp.Submit(chromedp.CSS("#reason")))
+	b.waits("Nothing was changed. Found: ")
+	b.click("Erase a person")
+	b.run(chromedp.SendKeys(chromedp.CSS("#confirm"), fmt.Sprint(person)), chromedp.SendKeys(chromedp.CSS("#reason"), "ticket 17"),
 		chromedp.Submit(chromedp.CSS("#reason")))
 	b.waits("under way waiting for")
 	b.accessible("an erasure under way")
