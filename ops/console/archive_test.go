@@ -60,8 +60,10 @@ func TestAPersonIsErasedWithAScanAsItsProof(t *testing.T) {
 		http.StatusUnprocessableEntity || !strings.Contains(a.text(), "To confirm, type 41.") {
 		t.Errorf("an erasure without the id: %d %s", a.status, a.text())
 	}
-	if a := ada.get("/console/act/erasure.start?tenant=7&author=99"); a.status != http.StatusConflict {
-		t.Errorf("an erasure without a scan: %d", a.status)
+	for _, way := range []string{"", "&continue=yes"} {
+		if a := ada.get("/console/act/erasure.start?tenant=7&author=99" + way); a.status != http.StatusConflict {
+			t.Errorf("an erasure without a scan%s: %d", way, a.status)
+		}
 	}
 	if got := d.states(t, d.write(t, "5", "41", "later words of 41")...); got[0] != "VISIBLE 1" {
 		t.Errorf("a scan changed %v", got)
@@ -84,6 +86,7 @@ func TestAPersonIsErasedWithAScanAsItsProof(t *testing.T) {
 	page(t, rea, "/console/erasure").says("99", "erased", "ada", "because the test says so", "nothing")
 	d.exec(t, `INSERT INTO erasures (tenant_id, author_id, requested_by, counts) VALUES (7, 42, 'ann', '{"children": 12345}')`)
 	page(t, ada, "/console/erasure").says("not finished", "children 12,345", "Continue", "Scan again")
+	page(t, ada, "/console/act/erasure.start?tenant=7&author=42").says("To confirm, type 42") // it has begun: no scan
 	if a := d.signIn(t, d.Tokens.TenantAdmin).get("/console/erasure"); a.status != http.StatusForbidden {
 		t.Errorf("a tenant's token opens it: %d", a.status)
 	}

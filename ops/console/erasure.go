@@ -79,11 +79,11 @@ func (c *Console) prepareErase(says ...string) func(context.Context, *view, url.
 }
 
 // prepareErasure shows what a scan found of the person, and asks for the id again. An erasure that
-// is only continued needs no scan.
+// has begun needs no scan to continue.
 func (c *Console) prepareErasure(says ...string) func(context.Context, *view, url.Values) (subject, error) {
 	ask := c.prepareErase(says...)
 	return func(ctx context.Context, v *view, in url.Values) (subject, error) {
-		_, author, err := person(in)
+		tenant, author, err := person(in)
 		if err != nil {
 			return subject{}, err
 		}
@@ -92,8 +92,8 @@ func (c *Console) prepareErasure(says ...string) func(context.Context, *view, ur
 			return s, err
 		}
 		s.Confirm = author.String()
-		if in.Get("continue") != "" {
-			return s, nil
+		if begun, err := erasure.Unfinished(ctx, c.deps.Truth, tenant, author); err != nil || begun {
+			return s, err
 		}
 		last, err := audit.Last(ctx, c.deps.Truth, actScan, []string{s.Target})
 		if err != nil {

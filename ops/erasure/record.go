@@ -124,3 +124,18 @@ func List(ctx context.Context, pool *pgxpool.Pool, before *time.Time, limit int)
 	}
 	return all, nil
 }
+
+// unfinishedSQL searches for an erasure. Index: erasures_unfinished_idx. Locks: none.
+const unfinishedSQL = `
+SELECT /* erasure.unfinished */ EXISTS (SELECT FROM erasures
+ WHERE tenant_id = @tenant AND author_id = @author AND finished_at IS NULL)`
+
+// Unfinished reports whether the erasure of a person has begun and not ended. The pool acts as the
+// system role.
+func Unfinished(ctx context.Context, pool *pgxpool.Pool, tenant int64, author event.ID) (is bool, err error) {
+	err = pool.QueryRow(ctx, unfinishedSQL, pgx.StrictNamedArgs{"tenant": tenant, "author": author}).Scan(&is)
+	if err != nil {
+		return false, fmt.Errorf("search for the erasure of user %s, tenant %d: %w", author, tenant, err)
+	}
+	return is, nil
+}
