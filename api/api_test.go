@@ -162,6 +162,7 @@ func (f fixture) rows(t *testing.T) map[string]int64 {
 }
 
 func TestFollowOverHTTP(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	const path = "/v1/follows/7/42"
 	f.want(t, 404, "GET", path, "")
@@ -206,6 +207,7 @@ func TestFollowOverHTTP(t *testing.T) {
 }
 
 func TestCommentOverHTTP(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	const thread = "/v1/posts/5/comments"
 	created := f.want(t, 201, "POST", thread, `{"author_id":"3","body":" hello \ud83d\ude00\n"}`, "Idempotency-Key: k1")
@@ -264,6 +266,7 @@ func TestCommentOverHTTP(t *testing.T) {
 }
 
 func TestModerationOverHTTP(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	const settings = "/v1/posts/5/thread"
 	unset := f.want(t, 200, "GET", settings, "")
@@ -339,6 +342,7 @@ func TestModerationOverHTTP(t *testing.T) {
 // TestBadInput has invalid requests. The answer to each is a 4xx problem whose code the route
 // documents, and the API writes nothing.
 func TestBadInput(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	const post, settings, check = "/v1/posts/5/comments", "/v1/posts/8/thread", "/v1/follows:check"
 	const follows, comments = "/v1/follows:batch", "/v1/comments:batch"
@@ -747,6 +751,7 @@ func (f fixture) documented(t *testing.T) func(method, path string) map[string]s
 }
 
 func TestUnknownRoutesAndMethodsAreProblems(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	for _, c := range []struct {
 		method, path string
@@ -789,6 +794,7 @@ func (f fixture) operations(t *testing.T, fn func(method, path string, op map[st
 }
 
 func TestEveryRouteNeedsATokenWithItsDocumentedRole(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	with, without := make(map[string]string), make(map[string]string)
 	for _, role := range tokens.Roles() {
@@ -840,6 +846,7 @@ func routesOf(k kinds.Edge) []string {
 }
 
 func TestDocuments(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	spec := f.want(t, 200, "GET", "/v1/openapi.json", "", "Authorization")
 	if spec.text("openapi") != "3.1.0" || strings.Contains(spec.body, "ErrorModel") {
@@ -945,6 +952,7 @@ func (f fixture) walk(t *testing.T, path string, limit int) (items []map[string]
 }
 
 func TestListsAndCountsComeFromTheProjection(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	// 250 users follow 42, many of them at the same time. User 1 follows 9 users and has unfollowed
 	// one. Another tenant has an edge too.
@@ -1017,6 +1025,7 @@ func TestListsAndCountsComeFromTheProjection(t *testing.T) {
 }
 
 func TestMetricsAndRequestIDs(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	a := f.want(t, 404, "GET", "/v1/follows/1/2", "", "X-Request-Id: abc-1")
 	if a.Header.Get("X-Request-Id") != "abc-1" {
@@ -1042,6 +1051,7 @@ func TestMetricsAndRequestIDs(t *testing.T) {
 }
 
 func TestADatabaseThatIsAwayIsA503(t *testing.T) {
+	t.Parallel()
 	pg := testkit.PostgresProcess(t)
 	db := pg.DB(t)
 	f := fixture{system: db.Pool(t, postgres.RoleSystem), reg: prometheus.NewRegistry()}

@@ -40,6 +40,7 @@ func (f fixture) archive(t *testing.T) {
 }
 
 func TestAnArchivedThreadIsAnsweredByteForByteAsBefore(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	create := func(body, parent, key string) answer {
 		t.Helper()

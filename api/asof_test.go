@@ -68,6 +68,7 @@ const (
 // TestAsOfIsUpToWhenCommittedWritesAreIn goes through the reasons why a projection lacks a
 // committed write.
 func TestAsOfIsUpToWhenCommittedWritesAreIn(t *testing.T) {
+	t.Parallel()
 	f := &asOfTest{fixture: open(t)}
 	other := "Authorization: Bearer " + f.newToken(t, 2, "other", "read", "write")
 	check := func(what string, got, from, before time.Time) {
@@ -158,6 +159,7 @@ func TestAsOfIsUpToWhenCommittedWritesAreIn(t *testing.T) {
 // TestAsOfOfAConsumerThatLagsIsTheLatestLookThatItHasReached keeps a consumer behind for longer
 // than all looks are kept.
 func TestAsOfOfAConsumerThatLagsIsTheLatestLookThatItHasReached(t *testing.T) {
+	t.Parallel()
 	f := &asOfTest{fixture: open(t)}
 	f.publish(t, "true")
 	f.apply(t, followercounts.Name)

@@ -39,6 +39,7 @@ func openTwo(t *testing.T) [2]fixture {
 const authTTL = time.Second
 
 func TestATokenThatEndedIsRefusedByEveryProcessASecondLater(t *testing.T) {
+	t.Parallel()
 	both := openTwo(t)
 	system := both[0].system
 	lives := 300 * time.Millisecond
@@ -75,6 +76,7 @@ func TestATokenThatEndedIsRefusedByEveryProcessASecondLater(t *testing.T) {
 
 // A slow request is authenticated again when its body has arrived.
 func TestATokenThatEndsWhileABodyArrivesWritesNothing(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	f.want(t, 404, "GET", "/v1/follows/1/2", "")
 	body, send := io.Pipe()
@@ -110,6 +112,7 @@ func TestATokenThatEndsWhileABodyArrivesWritesNothing(t *testing.T) {
 // A look-up begins before the token ends, and its answer says much later that the token is valid.
 // The API discards that answer.
 func TestASlowLookUpDoesNotProlongAToken(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	ctx := t.Context()
 	tx, err := f.system.Begin(ctx)
@@ -144,6 +147,7 @@ func TestASlowLookUpDoesNotProlongAToken(t *testing.T) {
 
 // A system token has no tenant. Every route on a tenant's rows refuses it, whatever its roles.
 func TestARouteTakesNoSystemToken(t *testing.T) {
+	t.Parallel()
 	f := openTwo(t)[0]
 	f.token = f.newToken(t, tokens.SystemTenant, "operator", tokens.Roles()...)
 	for _, path := range []string{"/v1/follows/1/2", "/v1/users/1/counts", "/v1/kinds", "/v1/moderation/pending", "/v1/outbox/dlq"} {

@@ -87,6 +87,7 @@ func (f fixture) events(t *testing.T, tenant int) []string {
 }
 
 func TestABatchAnswersAsTheSingleRoutesWould(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	alone := f
 	alone.token = f.newToken(t, 2, "alone", tokens.Roles()...)
@@ -181,6 +182,7 @@ func TestABatchAnswersAsTheSingleRoutesWould(t *testing.T) {
 }
 
 func TestLinesOfABatchStandAlone(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	a := f.do(t, "POST", "/v1/follows:batch", strings.Join([]string{
 		`{"op":"put","follower_id":"1","followee_id":"2"}` + "\r", `{"op":"put","follower_id":"1",`, ``,
@@ -223,6 +225,7 @@ func TestLinesOfABatchStandAlone(t *testing.T) {
 // TestWhatFailsInABatchFailsAlone has an operation that makes its whole transaction fail, and one
 // that fails for a reason that no client can know.
 func TestWhatFailsInABatchFailsAlone(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	lost := f.want(t, 201, "POST", "/v1/posts/5/comments", `{"author_id":"3","body":"x"}`, "Idempotency-Key: lost").text("comment_id")
 	f.exec(t, `DELETE FROM comments WHERE comment_id = '`+lost+`'`)
@@ -267,6 +270,7 @@ func (d *deadlocks) TraceQueryEnd(_ context.Context, _ *pgx.Conn, data pgx.Trace
 // TestOverlappingBatches sends batches of the same pairs in different orders at once. They are
 // written in the order of their versions, and wait for each other without a deadlock.
 func TestOverlappingBatches(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	var met deadlocks
 	traced := f.pool.Config()
@@ -315,6 +319,7 @@ func TestOverlappingBatches(t *testing.T) {
 // TestAnOperationThatTheStoreHasNoRoomForIsRefusedAlone lets the maximum number of writes wait for
 // a pair that another transaction has locked.
 func TestAnOperationThatTheStoreHasNoRoomForIsRefusedAlone(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	s := store.New(f.pool, nil)
 	var err error
@@ -367,6 +372,7 @@ func TestAnOperationThatTheStoreHasNoRoomForIsRefusedAlone(t *testing.T) {
 // somebody else has locked: once by losing the connection to the database, once by losing the
 // client.
 func TestABatchThatBreaksOffHasDoneWhatItTold(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	srv := httptest.NewServer(f)
 	t.Cleanup(srv.Close)

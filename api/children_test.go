@@ -14,6 +14,7 @@ import (
 // TestChildrenOfEveryKindGoThroughTheirRoutes writes, reads, edits, lists and deletes children of
 // each kind. One kind exists only in this test.
 func TestChildrenOfEveryKindGoThroughTheirRoutes(t *testing.T) {
+	t.Parallel()
 	f, set, applied := openKinds(t, true)
 	stranger := f
 	stranger.token = f.newToken(t, tenant+1, "stranger", tokens.Roles()...)
@@ -176,6 +177,7 @@ func TestChildrenOfEveryKindGoThroughTheirRoutes(t *testing.T) {
 }
 
 func TestAttributesOfAChild(t *testing.T) {
+	t.Parallel()
 	f, _, _ := openKinds(t, true)
 	one := "/v1/reports/" + f.want(t, 201, "POST", "/v1/places/42/reports",
 		`{"author_id":"3","body":"x","attributes":{"stars":3}}`).text("report_id")
@@ -235,6 +237,7 @@ func TestAttributesOfAChild(t *testing.T) {
 // TestThreadsOfEveryKind reads threads in every way of a threaded kind. A kind without replies has
 // no such routes.
 func TestThreadsOfEveryKind(t *testing.T) {
+	t.Parallel()
 	f, set, applied := openKinds(t, true)
 	for _, k := range set.AllChildren() {
 		t.Run(k.Name, func(t *testing.T) {
@@ -319,6 +322,7 @@ func TestThreadsOfEveryKind(t *testing.T) {
 
 // TestAModeratedKindOfATestsOwn moderates, locks, and lists pending children, with replies.
 func TestAModeratedKindOfATestsOwn(t *testing.T) {
+	t.Parallel()
 	f, _, applied := openKinds(t, true)
 	const under = "/v1/places/42/reports"
 	writer := f

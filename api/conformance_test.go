@@ -255,6 +255,7 @@ func parametersOf(op map[string]any) (all []map[string]any) {
 // TestEveryOperationHasExamplesThatHold checks every example by its schema, and sends requests made
 // of the examples.
 func TestEveryOperationHasExamplesThatHold(t *testing.T) {
+	t.Parallel()
 	for name, file := range map[string]string{"own kinds": ownKinds, "narrowed ids": narrowKinds, "changed built-in kinds": changedKinds} {
 		t.Run(name, func(t *testing.T) { examplesHold(t, file) })
 	}
@@ -388,6 +389,7 @@ func examplesHold(t *testing.T, file string) {
 // TestEveryOperationConforms calls every operation of the document for a tenant that has objects of
 // every type.
 func TestEveryOperationConforms(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	w := f.populate(t, "text")
 	d := f.document(t)
@@ -574,6 +576,7 @@ func TestEveryOperationConforms(t *testing.T) {
 // TestEveryPathRefusesOtherMethods also verifies the common headers of answers without an
 // operation.
 func TestEveryPathRefusesOtherMethods(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	for path, item := range f.document(t)["paths"].(map[string]any) {
 		methods := slices.Collect(maps.Keys(item.(map[string]any)))

@@ -77,6 +77,7 @@ func itemsOf(a answer) (items []map[string]any) {
 }
 
 func TestThreadPages(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	// 12 top-level comments; every third has a reply, which has a reply.
 	var oldest, threaded []string
@@ -196,6 +197,7 @@ func TestThreadPages(t *testing.T) {
 }
 
 func TestThreadReads(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	const post = "/v1/posts/5"
 	first := f.comment(t, 5, "first")
@@ -300,6 +302,7 @@ func TestThreadReads(t *testing.T) {
 }
 
 func TestATreeHasAThousandComments(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	write := func(from, to int) {
 		t.Helper()

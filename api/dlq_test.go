@@ -30,6 +30,7 @@ func (f fixture) bury(t *testing.T, tenant, first, n int) {
 }
 
 func TestTheDLQOverHTTP(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	f := fixture{system: db.Pool(t, postgres.RoleSystem), reg: prometheus.NewRegistry()}
 	pool := db.Pool(t, postgres.RoleAPI)

@@ -25,6 +25,7 @@ const goldenDocument = "testdata/openapi.json.gz"
 // operation, schema and code still exists. Other kinds add to it, and descriptions and examples may
 // change.
 func TestTheDocumentKeepsWhatItHad(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	now := f.document(t)
 	if *update {
@@ -118,6 +119,7 @@ func missing(at string, was, now any) (lost []string) {
 // TestTheContractsAreServed reads the contracts of the kinds in force without a token, and of a
 // kind that is applied later.
 func TestTheContractsAreServed(t *testing.T) {
+	t.Parallel()
 	f, set, _ := openKinds(t, false)
 	served := func(path, mediaType string, doc any) {
 		t.Helper()
@@ -147,6 +149,7 @@ func TestTheContractsAreServed(t *testing.T) {
 // Each answer that needs no token is compressed for a client that takes gzip, has a length and an
 // ETag, and is not sent to a client that has it.
 func TestDocumentsAreSentPackedAndOnlyWhenTheyChanged(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	get := func(path, codings, have string) *httptest.ResponseRecorder {
 		r, w := httptest.NewRequestWithContext(t.Context(), "GET", path, nil), httptest.NewRecorder()

@@ -46,6 +46,7 @@ func raw(t *testing.T, addr, request string) *http.Response {
 }
 
 func TestRequestsThatBreakOffAreTheClientsFault(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	srv := httptest.NewServer(f)
 	t.Cleanup(srv.Close)
@@ -75,6 +76,7 @@ func TestRequestsThatBreakOffAreTheClientsFault(t *testing.T) {
 }
 
 func TestACauseIsLoggedAndNotSent(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	f := fixture{system: db.Pool(t, postgres.RoleSystem), reg: prometheus.NewRegistry()}
 	pool := db.Pool(t, postgres.RoleAPI)
@@ -105,6 +107,7 @@ func TestACauseIsLoggedAndNotSent(t *testing.T) {
 }
 
 func TestTheAccessLogTellsWhoAskedWhatAndNoSecret(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	pool := db.Pool(t, postgres.RoleAPI)
 	f := fixture{system: db.Pool(t, postgres.RoleSystem), reg: prometheus.NewRegistry()}
@@ -153,6 +156,7 @@ func TestTheAccessLogTellsWhoAskedWhatAndNoSecret(t *testing.T) {
 }
 
 func TestConcurrentRequests(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	srv := httptest.NewServer(f)
 	t.Cleanup(srv.Close)

@@ -136,6 +136,7 @@ func (f fixture) edgeEvents(t *testing.T, kind string) (all []edgeEvent) {
 // TestEdgesOfEveryKindGoThroughTheirRoutes writes, reads, checks and removes edges of each kind.
 // One kind exists only in this test.
 func TestEdgesOfEveryKindGoThroughTheirRoutes(t *testing.T) {
+	t.Parallel()
 	f, set, _ := openKinds(t, true)
 	stranger := f
 	stranger.token = f.newToken(t, tenant+1, "stranger", tokens.Roles()...)
@@ -250,6 +251,7 @@ func (f fixture) targets(t *testing.T, set *kinds.Set, k kinds.Edge, n int) (all
 }
 
 func TestAttributesOfAnEdge(t *testing.T) {
+	t.Parallel()
 	f, _, _ := openKinds(t, true)
 	const one = "/v1/visits/7/42"
 	attributes := func(a answer, want string) {
@@ -338,6 +340,7 @@ func TestAttributesOfAnEdge(t *testing.T) {
 // TestRacingChangesOfAttributesAreAllThere lets writers change different attributes of one edge.
 // With * no change is lost; with a version one writer wins.
 func TestRacingChangesOfAttributesAreAllThere(t *testing.T) {
+	t.Parallel()
 	f, _, _ := openKinds(t, true)
 	const one, writers = "/v1/visits/7/42", 4
 	f.want(t, 201, "PUT", one, `{"seat":1}`)
@@ -390,6 +393,7 @@ func TestRacingChangesOfAttributesAreAllThere(t *testing.T) {
 // the API read the kinds. The routes of other kinds continue to work. A path of no kind causes at
 // most one read a second.
 func TestAKindAppearsWithoutARestart(t *testing.T) {
+	t.Parallel()
 	f, set, a := openKinds(t, false)
 	before := f.want(t, 200, "GET", "/v1/kinds", "")
 	if strings.Contains(before.body, "visit") {

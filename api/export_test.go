@@ -71,6 +71,7 @@ const lastEventsSQL = `SELECT DISTINCT ON (entity) aggregate_type, payload - 'ac
 // TestAnExportHasTheLastStateOfEverything exports every kind, with archived threads and deleted
 // entities, in answers of any size.
 func TestAnExportHasTheLastStateOfEverything(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	f.want(t, 201, "PUT", "/v1/follows/1/2", "")
 	f.want(t, 204, "DELETE", "/v1/follows/1/2", "")
@@ -168,6 +169,7 @@ func TestAnExportHasTheLastStateOfEverything(t *testing.T) {
 // TestAnExportNotesTheStreamsBeforeItReads commits and publishes an event while an export begins.
 // The export has it among its states, or the stream has it after the export's positions.
 func TestAnExportNotesTheStreamsBeforeItReads(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	f.want(t, 201, "PUT", "/v1/follows/7/42", "")
 	ctx := t.Context()
@@ -206,6 +208,7 @@ func TestAnExportNotesTheStreamsBeforeItReads(t *testing.T) {
 // TestAnExportThatCannotBeJoinedIsRefused covers erasures, which remove events of edges from the
 // streams, and streams that drop old events.
 func TestAnExportThatCannotBeJoinedIsRefused(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	heads, away := map[string]api.StreamHead{}, error(nil)
 	var err error
@@ -291,6 +294,7 @@ func (d *during) Write(b []byte) (int, error) {
 // TestAnExportThatFailsSaysSoInItsLastLine fails after the status was sent. The lines before the
 // failure are valid.
 func TestAnExportThatFailsSaysSoInItsLastLine(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	f.exec(t, `INSERT INTO edges_follow (tenant_id, from_id, to_id) SELECT $1, g, g + 1 FROM generate_series(1, 1200) g`, tenant)
 	r := httptest.NewRequestWithContext(t.Context(), "GET", "/v1/follows:export", nil)

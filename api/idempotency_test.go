@@ -11,6 +11,7 @@ import (
 )
 
 func TestFiftyEqualCreatesMakeOneComment(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	srv := httptest.NewServer(f)
 	t.Cleanup(srv.Close)

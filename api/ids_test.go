@@ -14,6 +14,7 @@ import (
 // TestIDsOfEveryFormGoThroughEveryWay writes and reads with ids of any form that is allowed: they
 // are percent-decoded once, and what looks like a verb is part of an id.
 func TestIDsOfEveryFormGoThroughEveryWay(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	ask := func(status int, method, target, body string, headers ...string) answer { // unlike f.want, with an encoded path
 		t.Helper()
@@ -91,6 +92,7 @@ const (
 
 // TestIDsOfANarrowedObjectHaveItsForm asks every route with an id of another form.
 func TestIDsOfANarrowedObjectHaveItsForm(t *testing.T) {
+	t.Parallel()
 	f, _, _ := openKindsOf(t, narrowKinds, true)
 	// refused wants a problem that names the place and the rule
 	refused := func(p map[string]any, place, at, rule, request string) {
@@ -200,6 +202,7 @@ children:
 // TestBuiltInKindsAreAsAFileChangesThem writes and reads follows and comments, whose routes are
 // older than kinds.
 func TestBuiltInKindsAreAsAFileChangesThem(t *testing.T) {
+	t.Parallel()
 	f, _, a := openKindsOf(t, changedKinds, true)
 	ann, bob, eve := song, song[:35]+"b", song[:35]+"e"
 	for _, c := range []struct{ method, path, body, parameter, rule string }{
@@ -270,6 +273,7 @@ func TestBuiltInKindsAreAsAFileChangesThem(t *testing.T) {
 
 // TestAnIDThatWasNarrowedAMomentAgoIsRefused has an API that does not know the new kinds yet.
 func TestAnIDThatWasNarrowedAMomentAgoIsRefused(t *testing.T) {
+	t.Parallel()
 	f, _, _ := openKindsOf(t, `objects: {user: {id: uuid}}`, false)
 	if p := f.want(t, 422, "PUT", "/v1/follows/7/8", ""); p.text("code") != "validation-failed" {
 		t.Errorf("%s", p.body)

@@ -344,6 +344,7 @@ var exportCursor = regexp.MustCompile(`^{"export":.*"cursor":"([^"]*)"`)
 // token: with ids of the tenant, and with ids that nobody has. The answers do not differ, and the
 // tenant's rows do not change.
 func TestATenantFindsNothingOfAnothers(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	const secret = "of the other tenant"
 	theirs := f.populate(t, secret)

@@ -72,6 +72,7 @@ func (f fixture) counts(t *testing.T, name string) map[string]float64 {
 }
 
 func TestATokensReadsAndWritesAreLimitedApart(t *testing.T) {
+	t.Parallel()
 	f := openLimited(t, 4, 3, 1000)
 	const path = "/v1/follows/7/42"
 	limited := func(what string, a answer) {
@@ -146,6 +147,7 @@ func TestATokensReadsAndWritesAreLimitedApart(t *testing.T) {
 }
 
 func TestWhatOneUserMakesIsLimited(t *testing.T) {
+	t.Parallel()
 	f := openLimited(t, 1000, 1000, 2)
 	create := func(f fixture, status int, author int) {
 		t.Helper()
@@ -185,6 +187,7 @@ func TestWhatOneUserMakesIsLimited(t *testing.T) {
 }
 
 func TestABatchCountsItsOperations(t *testing.T) {
+	t.Parallel()
 	f := openLimited(t, 1000, 5, 2)
 	follow := func(n int) string {
 		return `{"operations":[` + strings.TrimSuffix(strings.Repeat(`{"op":"put","follower_id":"3","followee_id":"1"},`, n), ",") + `]}`
@@ -221,6 +224,7 @@ func TestABatchCountsItsOperations(t *testing.T) {
 
 // A token makes others, and others of those. Together they read as often as the first may.
 func TestWhatATokenMakesSharesItsLimits(t *testing.T) {
+	t.Parallel()
 	f := openLimited(t, 1000, 1000, 1000)
 	var maker *tokens.Hash
 	made := f

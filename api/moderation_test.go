@@ -29,6 +29,7 @@ func (f fixture) verified(t *testing.T, now func() *kinds.Set) {
 
 // TestAFlatKindIsModerated has moderators decide on reviews and messages, which have no replies.
 func TestAFlatKindIsModerated(t *testing.T) {
+	t.Parallel()
 	for _, k := range []kinds.Child{kinds.Builtin().Children["review"], kinds.Builtin().Children["message"]} {
 		t.Run(k.Name, func(t *testing.T) {
 			f := open(t)
@@ -157,6 +158,7 @@ func TestAFlatKindIsModerated(t *testing.T) {
 
 // TestAKindWithRowsBecomesModerated has a kind of a file that gets moderated after its first rows.
 func TestAKindWithRowsBecomesModerated(t *testing.T) {
+	t.Parallel()
 	const plain = "objects: {place: places}\nchildren:\n  tip: {plural: tips, parent: place, attributes: {stars: {type: integer, " +
 		"aggregate: true}}}\n"
 	f, _, a := openKindsOf(t, plain, true)

@@ -93,6 +93,7 @@ func states(at string, v any, say func(string, ...any)) {
 
 // TestNamesAreOneWay checks the names of the built-in kinds and of the kinds of a file.
 func TestNamesAreOneWay(t *testing.T) {
+	t.Parallel()
 	f, _, _ := openKinds(t, true)
 	doc := f.document(t)
 	for _, wrong := range misnamed(doc) {
@@ -140,6 +141,7 @@ func TestMisnamedPartsAreFound(t *testing.T) {
 // A body that an operation does not expect is read too, because the next request of the connection
 // begins after it. So every operation refuses a large one, and its document says so.
 func TestEveryOperationRefusesALargeBody(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	large := bytes.Repeat([]byte(" "), 4<<20+1)
 	n := 0

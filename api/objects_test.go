@@ -45,6 +45,7 @@ func (f fixture) fill(t *testing.T, set *kinds.Set) {
 // TestCountsOfManyAreThoseOfEach compares the counts of many objects with those of each, for the
 // built-in objects and one of a file.
 func TestCountsOfManyAreThoseOfEach(t *testing.T) {
+	t.Parallel()
 	f, set, a := openKinds(t, true)
 	f.fill(t, set)
 	f.catchUpWith(t, a.Now)
@@ -89,6 +90,7 @@ func TestCountsOfManyAreThoseOfEach(t *testing.T) {
 
 // TestCountsOfManyIncludeTheWritesOfTokens has no consumer.
 func TestCountsOfManyIncludeTheWritesOfTokens(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	like := f.want(t, 201, "PUT", "/v1/likes/7/42", "").Header.Get("Tidings-Token")
 	comment := f.want(t, 201, "POST", "/v1/posts/42/comments", `{"author_id":"3","body":"x"}`).Header.Get("Tidings-Token")
@@ -103,6 +105,7 @@ func TestCountsOfManyIncludeTheWritesOfTokens(t *testing.T) {
 
 // TestCountsAreAsOldAsTheOlderProjection has one of the two projections behind, in turn.
 func TestCountsAreAsOldAsTheOlderProjection(t *testing.T) {
+	t.Parallel()
 	f := &asOfTest{fixture: open(t)}
 	consumers := []string{followercounts.Name, threadcache.Name}
 	f.publish(t, "true")
@@ -148,6 +151,7 @@ func edgeWords(k kinds.Edge) (active, reversed string) {
 // TestAnObjectIsCheckedForAllKindsAtOnce compares the check of many objects with the check of each
 // kind, and the attributes with those of the edge.
 func TestAnObjectIsCheckedForAllKindsAtOnce(t *testing.T) {
+	t.Parallel()
 	f, set, a := openKinds(t, true)
 	f.fill(t, set)
 	f.want(t, 200, "PUT", "/v1/visits/7/42", `{"role":"regular","seat":3}`)
@@ -218,6 +222,7 @@ func TestAnObjectIsCheckedForAllKindsAtOnce(t *testing.T) {
 
 // TestAnObjectWithSeveralOriginsIsCheckedFromOne has edges from users, groups and places to places.
 func TestAnObjectWithSeveralOriginsIsCheckedFromOne(t *testing.T) {
+	t.Parallel()
 	f, _, a := openKindsOf(t, `
 objects: {place: places}
 edges:
@@ -266,6 +271,7 @@ edges:
 
 // TestAnObjectIsCheckedWithTheWriteOfAToken has no consumer.
 func TestAnObjectIsCheckedWithTheWriteOfAToken(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	token := f.want(t, 201, "PUT", "/v1/memberships/7/42", `{"role":"owner"}`).Header.Get("Tidings-Token")
 	for header, want := range map[string]string{"X-Nothing": `"active":false}`, "Tidings-Token: " + token: `"role":"owner"`} {

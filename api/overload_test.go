@@ -45,6 +45,7 @@ func (s slowReader) Write(b []byte) (int, error) {
 // Clients that do not read their answers, more than the API admits at once, keep no other client
 // out.
 func TestClientsThatDoNotTakeTheirAnswersKeepNobodyOut(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	f.want(t, 201, "PUT", "/v1/follows/1/2", "")
 	writing, read := make(chan struct{}), make(chan struct{})

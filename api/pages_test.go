@@ -138,6 +138,7 @@ func (f cached) ask(t testing.TB, path string) (body string, hit bool) {
 }
 
 func TestAPageIsNotKeptBetweenItsEventAndItsProjection(t *testing.T) {
+	t.Parallel()
 	f := openCached(t, testkit.Postgres(t), testkit.NATS(t), 1<<20)
 	const followers, following = "/v1/users/42/followers", "/v1/users/8/following"
 	f.apply(t, f.publish(t, "7", "42"))
@@ -191,6 +192,7 @@ func TestAPageIsNotKeptBetweenItsEventAndItsProjection(t *testing.T) {
 // TestPagesOfEveryKindAreKeptUntilTheirEvents is about both lists of each kind of edges. One kind
 // has other names and comes from a file.
 func TestPagesOfEveryKindAreKeptUntilTheirEvents(t *testing.T) {
+	t.Parallel()
 	f := openCached(t, testkit.Postgres(t), testkit.NATS(t), 1<<20)
 	foreign := f
 	foreign.token = f.newToken(t, 2, "foreigner", tokens.RoleRead)
@@ -272,6 +274,7 @@ func TestPagesOfEveryKindAreKeptUntilTheirEvents(t *testing.T) {
 }
 
 func TestPagesAreReadFromTheDatabaseWhileTheBrokerIsAway(t *testing.T) {
+	t.Parallel()
 	b := testkit.NATSProcess(t)
 	f := openCached(t, testkit.Postgres(t), b, 1<<20)
 	const path = "/v1/users/42/followers"

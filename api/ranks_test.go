@@ -57,6 +57,7 @@ func (f fixture) pages(t *testing.T, path string, headers ...string) (ids []stri
 }
 
 func TestChildrenAreRankedByTheEdgesToThem(t *testing.T) {
+	t.Parallel()
 	f, _, a := openKindsOf(t, answersFile, true)
 	want := f.judged(t)
 	f.catchUpWith(t, a.Now)
@@ -95,6 +96,7 @@ func TestChildrenAreRankedByTheEdgesToThem(t *testing.T) {
 
 // TestListsOfChildrenHaveTheCountsThatTheyAreAskedFor has every list of children.
 func TestListsOfChildrenHaveTheCountsThatTheyAreAskedFor(t *testing.T) {
+	t.Parallel()
 	f, _, a := openKindsOf(t, answersFile, true)
 	ids := f.judged(t)
 	reply := f.want(t, 201, "POST", "/v1/questions/1/answers", `{"author_id":"4","body":"x","parent_id":"`+ids[0]+`"}`)
@@ -176,6 +178,7 @@ func TestListsOfChildrenHaveTheCountsThatTheyAreAskedFor(t *testing.T) {
 // TestRanksIncludeTheWritesOfTokens has no consumer: both projections are read as if they had
 // applied the writes.
 func TestRanksIncludeTheWritesOfTokens(t *testing.T) {
+	t.Parallel()
 	f, _, _ := openKindsOf(t, answersFile, true)
 	var ids, tokens []string
 	for n := range 3 {

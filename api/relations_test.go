@@ -31,6 +31,7 @@ func ids(n int) string {
 }
 
 func TestManyPairsAreAnsweredInTheirOrder(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	f.exec(t, `INSERT INTO edge_lists (tenant_id, kind, from_id, to_id, active, version, positioned_at) VALUES
 		(1, 'follow', 7, 42, true, 1, '2026-01-01'), (1, 'follow', 42, 7, true, 3, '2026-01-02'),
@@ -61,6 +62,7 @@ func TestManyPairsAreAnsweredInTheirOrder(t *testing.T) {
 }
 
 func TestMutualsOverHTTP(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	// 1 follows 10 to 29; the even ones follow 2, and 14 and 15 follow 1.
 	f.exec(t, `INSERT INTO edge_lists (tenant_id, kind, from_id, to_id, active, version, positioned_at)

@@ -17,6 +17,7 @@ import (
 // TestAllEdgesOfAnObjectAreRemoved requests the removal over HTTP and follows it to its end, for a
 // user and for an object of a kind that exists only in this test.
 func TestAllEdgesOfAnObjectAreRemoved(t *testing.T) {
+	t.Parallel()
 	f, _, applied := openKinds(t, true)
 	for i := range 3 {
 		f.want(t, 201, "PUT", fmt.Sprintf("/v1/follows/7/%d", 100+i), "")

@@ -29,6 +29,7 @@ func (a answer) users() string {
 
 // No consumer runs in this test: a read includes a write only because of its token.
 func TestATokensFollowIsSeenByEveryRead(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	var first, last string
 	for n := range 3 {
@@ -90,6 +91,7 @@ func TestATokensFollowIsSeenByEveryRead(t *testing.T) {
 }
 
 func TestABadTokenIsRefused(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	token := f.follow(t, "PUT", "7/42")
 	foreign := f
@@ -111,6 +113,7 @@ func TestABadTokenIsRefused(t *testing.T) {
 }
 
 func TestATokensCommentIsSeenByEveryRead(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	token := func(a answer) string { return "Tidings-Token: " + a.Header.Get("Tidings-Token") }
 	bodies := func(a answer, path string) string {

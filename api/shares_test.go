@@ -15,6 +15,7 @@ import (
 // A tenant's requests whose bodies arrive, and an address's documents that are sent, take three of
 // four places. The next ones are refused, and another tenant's and another address's are not.
 func TestATenantAndAnAddressTakeTheirShareOfPlaces(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	f.Handler.(*api.Handler).Shrink(4)
 	other := f

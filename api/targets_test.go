@@ -17,6 +17,7 @@ import (
 // TestEdgesToChildren puts edges to comments in every state, alone and in a batch, with and without
 // attributes, reads the lists of both ends, and removes all edges of a comment.
 func TestEdgesToChildren(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	const unknown = "0196b2d4-7c00-7000-8000-00000000000a"
 	state := func(state string) string {

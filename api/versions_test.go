@@ -22,6 +22,7 @@ func lives(items []map[string]any, object, field string) (all []string) {
 }
 
 func TestVersionsSayWhoDidWhat(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	plain, other := f, f
 	plain.token, other.token = f.newToken(t, tenant, "plain", "read"), f.newToken(t, 2, "other", "read", "write", "moderate")
@@ -112,6 +113,7 @@ func TestVersionsSayWhoDidWhat(t *testing.T) {
 }
 
 func TestVersionsOfEarlierShapesAreShown(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	fill := func(table, file string) {
 		t.Helper()

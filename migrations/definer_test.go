@@ -101,6 +101,7 @@ func (h home) functions(t *testing.T) []function {
 // owner's rights or return false data. The temporary schema is searched first unless the path names
 // it; "$user" is the user who runs the function.
 func TestFunctionsFindOnlyTheObjectsOfTheirSchema(t *testing.T) {
+	t.Parallel()
 	eachHome(t, func(t *testing.T, h home) {
 		for _, f := range h.functions(t) {
 			// The planner's settings do not resolve names.
@@ -124,6 +125,7 @@ func TestFunctionsFindOnlyTheObjectsOfTheirSchema(t *testing.T) {
 }
 
 func TestUpChangesNoRightOnTheDatabase(t *testing.T) {
+	t.Parallel()
 	migrated := testkit.EmptyPostgres(t).URL
 	for _, set := range []migrations.Set{migrations.Truth, migrations.Projections} {
 		if _, err := migrations.Up(t.Context(), migrated, set, testkit.Logger(t)); err != nil {
@@ -323,6 +325,7 @@ func hijack(t *testing.T, schema string) {
 // A function that makes a table's name from its arguments finds no table of the caller's, also when
 // the schema has no table of that name.
 func TestNoCallerHijacksANameThatTheSchemaLacks(t *testing.T) {
+	t.Parallel()
 	eachHome(t, func(t *testing.T, h home) {
 		h.exec(t, `SELECT make_child_kind('gone', 'gones', 'gone_id', 'place_id', false, false, 0)`)
 		const (
@@ -389,6 +392,7 @@ func TestNoCallerHijacksANameThatTheSchemaLacks(t *testing.T) {
 // A writer's temporary objects do not change what its INSERT into the outbox does: the policies,
 // the defaults and the constraints were bound to their objects when they were created.
 func TestNoWriterHijacksItsOwnInsert(t *testing.T) {
+	t.Parallel()
 	const guest = "a guest"
 	db := testkit.EmptyPostgres(t)
 	if _, err := migrations.UpIn(t.Context(), db.URL, migrations.Outbox, guest, testkit.Logger(t)); err != nil {
@@ -510,6 +514,7 @@ func (h home) call(t *testing.T, f function, caller, attack string, relations []
 }
 
 func TestUpWithALoginThatOwnsNeitherDatabaseNorSchema(t *testing.T) {
+	t.Parallel()
 	db := testkit.EmptyPostgres(t).URL
 	ctx, owner := t.Context(), pool(t, db, postgres.RoleOwner)
 	login := "migrates_" + strings.ToLower(rand.Text()[:8])

@@ -10,6 +10,7 @@ import (
 )
 
 func TestTheOutboxIsAloneInItsSchema(t *testing.T) {
+	t.Parallel()
 	db := testkit.EmptyPostgres(t)
 	if _, err := migrations.UpIn(t.Context(), db.URL, migrations.Outbox, "guest", testkit.Logger(t)); err != nil {
 		t.Fatal(err)

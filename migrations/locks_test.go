@@ -59,6 +59,7 @@ func withNext(t *testing.T, set migrations.Set, sql string) fs.FS {
 // TestAMigrationLetsOthersPassWhileItWaitsForAReader runs a reader of a busy table, a migration
 // that changes the table, and other readers and writers.
 func TestAMigrationLetsOthersPassWhileItWaitsForAReader(t *testing.T) {
+	t.Parallel()
 	db, ctx := testkit.Postgres(t), t.Context()
 	pool := db.Pool(t, postgres.RoleSystem)
 	reader, err := pool.Begin(ctx)
@@ -106,6 +107,7 @@ func TestAMigrationLetsOthersPassWhileItWaitsForAReader(t *testing.T) {
 }
 
 func TestAFileWithoutATransactionRunsItsStatementsOneByOne(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	next := withNext(t, migrations.Truth, `-- +goose NO TRANSACTION
 CREATE INDEX CONCURRENTLY IF NOT EXISTS of_the_test ON edges_follow (created_at);
@@ -119,6 +121,7 @@ DROP INDEX CONCURRENTLY IF EXISTS of_the_test;
 }
 
 func TestAMigrationThatWaitsCanBeStopped(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	reader, err := db.Pool(t, postgres.RoleSystem).Begin(t.Context())
 	if err != nil {

@@ -18,6 +18,7 @@ import (
 )
 
 func TestALoginHasTheRoleAndThePasswordOfTheLastFile(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	ctx, owner := t.Context(), db.Pool(t, postgres.RoleOwner)
 	name := fmt.Sprintf("ann_%d", time.Now().UnixNano()) // logins belong to the server, which other tests use too

@@ -51,6 +51,7 @@ func TestTheFilesAreNumberedFromOneOn(t *testing.T) {
 }
 
 func TestUp(t *testing.T) {
+	t.Parallel()
 	url := testkit.EmptyPostgres(t).URL
 	ctx := t.Context()
 	owner := pool(t, url, postgres.RoleOwner)
@@ -102,6 +103,7 @@ func TestUp(t *testing.T) {
 
 // A release with more tables per kind makes them for the kinds that were applied before it.
 func TestUpMakesTheTablesOfEveryKindInForce(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	ctx, system, owner := t.Context(), db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner)
 	const file = `edges: {visit: {plural: visits, from: user, to: group, forward: visits, reverse: visitors}}`
@@ -267,6 +269,7 @@ INSERT INTO %[1]s_history (tenant_id, object, metadata)
 }
 
 func TestNoTenantReadsOrWritesAnothersRows(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	ctx := t.Context()
 	owner, apiPool := db.Pool(t, postgres.RoleOwner), db.Pool(t, postgres.RoleAPI)
@@ -380,6 +383,7 @@ func insertSQL(table string) string {
 
 // TestAShelvedThreadThatIsBackTellsWhenAndWhy: the row is the only record of a return.
 func TestAShelvedThreadThatIsBackTellsWhenAndWhy(t *testing.T) {
+	t.Parallel()
 	owner := testkit.Postgres(t).Pool(t, postgres.RoleOwner)
 	for n, c := range []struct {
 		values  string
@@ -402,6 +406,7 @@ func TestAShelvedThreadThatIsBackTellsWhenAndWhy(t *testing.T) {
 }
 
 func TestEveryTenantTableHasRowLevelSecurity(t *testing.T) {
+	t.Parallel()
 	owner := testkit.Postgres(t).Pool(t, postgres.RoleOwner)
 	rows, _ := owner.Query(t.Context(), `
 		SELECT c.relname::text FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'tenant_id'
@@ -426,6 +431,7 @@ func TestEveryTenantTableHasRowLevelSecurity(t *testing.T) {
 // Every range is read and written only through its parent, whose policies apply. That includes
 // ranges made later and archived ones.
 func TestNobodyReadsOrWritesARangePastItsParent(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	ctx, owner, system := t.Context(), db.Pool(t, postgres.RoleOwner), db.Pool(t, postgres.RoleSystem)
 	if _, err := system.Exec(ctx, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, processed_at)
@@ -498,6 +504,7 @@ func TestNobodyReadsOrWritesARangePastItsParent(t *testing.T) {
 var hidden = map[string]bool{"api_tokens.token_hash": true, "api_tokens.made_by": true, "console_sessions.token_hash": true}
 
 func TestTheReaderReadsEveryTableOfEveryTenantAndWritesNone(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	ctx, owner := t.Context(), db.Pool(t, postgres.RoleOwner)
 	if _, err := owner.Exec(ctx, fillSQL); err != nil {
@@ -593,6 +600,7 @@ func TestTheReaderReadsEveryTableOfEveryTenantAndWritesNone(t *testing.T) {
 // before the first migration grants it. Processes wait, and do not take the database for one of a
 // guest.
 func TestATableThatNobodyMayReadYetIsOutdated(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	if _, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(),
 		`REVOKE SELECT ON tidings_truth_migrations FROM tidings_reader`); err != nil {

@@ -17,6 +17,7 @@ import (
 
 // TestAttributesOfEdges writes edges of a kind of its own, whose table has hash partitions.
 func TestAttributesOfEdges(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	set := testkit.Kinds(t, `
 objects: {place: places}

@@ -41,6 +41,7 @@ func threadShapes(t *testing.T) []string {
 }
 
 func TestTodaysShapeOfThreadSettingsIsThatOfTheNewestFile(t *testing.T) {
+	t.Parallel()
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	var row []byte
 	err := postgres.InTx(t.Context(), pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
@@ -79,6 +80,7 @@ func TestTodaysShapeOfThreadSettingsIsThatOfTheNewestFile(t *testing.T) {
 }
 
 func TestEveryShapeOfThreadSettingsEverStoredIsReadAndGoesOn(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	system, s := db.Pool(t, postgres.RoleSystem), New(db.Pool(t, postgres.RoleAPI), nil)
 	// Higher ids than those in the files.

@@ -48,6 +48,7 @@ func (c *cutConn) Write(b []byte) (int, error) {
 // A connection that is cut at COMMIT leaves the writers without an answer. Whether or not the
 // server had committed, each writer gets the correct outcome, and each change has one event.
 func TestAnAnswerLostAtCommitIsFoundOut(t *testing.T) {
+	t.Parallel()
 	for name, marks := range map[string]struct{ read, write string }{
 		"the server has committed": {read: "\x0bCOMMIT\x00"},
 		"COMMIT never arrived":     {write: "commit\x00"},
@@ -127,6 +128,7 @@ func (c *lateCommit) Write(b []byte) (int, error) {
 
 // The transaction outlives the connection, and commits after its outcome was queried.
 func TestACommitThatArrivesLateIsWaitedFor(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	var armed atomic.Bool
 	var late sync.WaitGroup
@@ -147,6 +149,7 @@ func TestACommitThatArrivesLateIsWaitedFor(t *testing.T) {
 // Somebody holds more locks than writes that run alone have connections. Only writers of the locked
 // entities wait.
 func TestLockedEntitiesHoldBackTheirOwnWritersAlone(t *testing.T) {
+	t.Parallel()
 	const (
 		early, late = 6, 5
 		locked      = early + late
@@ -229,6 +232,7 @@ func TestLockedEntitiesHoldBackTheirOwnWritersAlone(t *testing.T) {
 }
 
 func TestAWriteThatTheDatabaseRefusesFailsAlone(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	const n = 60
 	var wg sync.WaitGroup
@@ -257,6 +261,7 @@ func TestAWriteThatTheDatabaseRefusesFailsAlone(t *testing.T) {
 // Two processes write the same few entities at random, single and in slices. There is no deadlock,
 // and each writer's outcomes agree with the events.
 func TestRandomWritersOfTheSameEntitiesAgreeWithTheEvents(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	stores := []fixture{on(t, db), on(t, db)}
 	f := stores[0]
@@ -368,6 +373,7 @@ func TestRandomWritersOfTheSameEntitiesAgreeWithTheEvents(t *testing.T) {
 // share transactions, each tenant sees only its own rows, and a failed write of one does not stop
 // the others.
 func TestWritesOfManyTenantsShareATransaction(t *testing.T) {
+	t.Parallel()
 	const tenants, each = 30, 3
 	db := testkit.Postgres(t)
 	pool, err := postgres.Open(t.Context(), db.URL, postgres.Config{MaxConns: 4, ConnectTimeout: 5 * time.Second}, postgres.RoleAPI, "test")

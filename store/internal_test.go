@@ -39,6 +39,7 @@ var childSQL = map[string]string{
 }
 
 func TestStatements(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	makeKinds(t, db, testSet)
 	conn, err := db.Pool(t, postgres.RoleAPI).Acquire(t.Context())
@@ -83,6 +84,7 @@ func TestStatements(t *testing.T) {
 }
 
 func TestKeysArePurgedByRangesOfPages(t *testing.T) {
+	t.Parallel()
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	if _, err := pool.Exec(t.Context(), `INSERT INTO child_keys (tenant_id, kind, author_id, idempotency_key, request_hash, child_id)
 		SELECT 1, 'comment', 1, 'key-' || n, sha256('x'), gen_random_uuid() FROM generate_series(1, 30000) n`); err != nil {
@@ -97,6 +99,7 @@ func TestKeysArePurgedByRangesOfPages(t *testing.T) {
 }
 
 func TestATakenSlugIsReplaced(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	s := New(db.Pool(t, postgres.RoleAPI), nil)
 	next := []string{"aaaaaaaa", "aaaaaaaa", "bbbbbbbb", "aaaaaaaa", "cccccccc"}
@@ -283,6 +286,7 @@ func hotStatements(t *testing.T, set *kinds.Set) {
 // A new database has no statistics until autovacuum analyzes its tables. By then a load has written
 // thousands of comments.
 func TestACreateProbesItsSurroundingsThoughThereAreNoStatistics(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	ctx := t.Context()
 	for _, sql := range []string{

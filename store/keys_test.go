@@ -22,6 +22,7 @@ import (
 // A create meets a key, and finds it purged when it reads the key's child. It then counts as the
 // first create with the key.
 func TestACreateWhoseKeyIsPurgedMeanwhileMakesAChild(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	first := f.mustCreate(t, store.NewChild{Object: "1", AuthorID: "5", Body: "once", Key: "a"})
 	other, err := f.system.Begin(t.Context()) // holds key b, so the create waits there, after it met a
@@ -82,6 +83,7 @@ func xid(t *testing.T, tx pgx.Tx) (id string) {
 // TestKeysArePurgedInSlicesBesideWriters purges 30,000 old keys while four writers create and retry
 // with keys of their own. After a run dies between two slices, the next one purges the rest.
 func TestKeysArePurgedInSlicesBesideWriters(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	const old, keep = 30_000, 24 * time.Hour
 	if _, err := f.system.Exec(t.Context(), `

@@ -105,6 +105,7 @@ func (f kindFixture) must(o ChildOutcome) event.Child {
 }
 
 func TestAChildOfEveryKindIsWrittenReadAndErased(t *testing.T) {
+	t.Parallel()
 	eachKind(t, func(t *testing.T, f kindFixture) {
 		ctx := t.Context()
 		c := f.must(f.create(NewChild{Object: "5", AuthorID: "7", Body: " first ", Key: "k"}))
@@ -183,6 +184,7 @@ func (f kindFixture) lastEvent() event.Child {
 }
 
 func TestOnlyThreadedKindsHaveReplies(t *testing.T) {
+	t.Parallel()
 	eachKind(t, func(t *testing.T, f kindFixture) {
 		first := f.must(f.create(NewChild{Object: "5", AuthorID: "7", Body: "first"}))
 		reply := f.create(NewChild{Object: "5", AuthorID: "8", ReplyTo: first.ID, Body: "reply"})
@@ -198,6 +200,7 @@ func TestOnlyThreadedKindsHaveReplies(t *testing.T) {
 // Of many concurrent creates for one author's place one succeeds, and each other gets that child. A
 // deletion frees the place.
 func TestAnAuthorHasOneChildOfAnObjectWhereTheKindSaysSo(t *testing.T) {
+	t.Parallel()
 	eachKind(t, func(t *testing.T, f kindFixture) {
 		const tries = 24
 		outs := make([]ChildOutcome, tries)
@@ -287,6 +290,7 @@ func TestAnAuthorHasOneChildOfAnObjectWhereTheKindSaysSo(t *testing.T) {
 }
 
 func TestThreadsOfEveryKindAreShelvedAndComeBack(t *testing.T) {
+	t.Parallel()
 	eachKind(t, func(t *testing.T, f kindFixture) {
 		ctx := t.Context()
 		system := f.db.Pool(t, postgres.RoleSystem)
@@ -354,6 +358,7 @@ func TestThreadsOfEveryKindAreShelvedAndComeBack(t *testing.T) {
 }
 
 func TestSettingsOfThreadsOfTwoKindsAreApart(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	makeKinds(t, db, testSet)
 	s, ctx := New(db.Pool(t, postgres.RoleAPI), nil), t.Context()
@@ -421,6 +426,7 @@ func TestWhatThePolicyOfWritersCosts(t *testing.T) {
 // different order. Each change merges with the present attributes, so none is lost. An invalid
 // attribute is refused alone.
 func TestMergesOfAttributesLoseNone(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	makeKinds(t, db, testSet)
 	s, k := New(db.Pool(t, postgres.RoleAPI), nil), testSet.Children["answer"]
@@ -489,6 +495,7 @@ children: {remark: {plural: remarks, parent: song, moderated: true}}
 const songID = "0196b2d4-7c00-7000-8000-00000000000a"
 
 func TestIDsOfAnotherFormAreInvalidEachForItself(t *testing.T) {
+	t.Parallel()
 	db, set := testkit.Postgres(t), narrowSet(t)
 	makeKinds(t, db, set)
 	s, by := New(db.Pool(t, postgres.RoleAPI), nil), Meta{Actor: "t"}
@@ -524,6 +531,7 @@ func TestIDsOfAnotherFormAreInvalidEachForItself(t *testing.T) {
 
 // For up to five seconds after kinds apply, a process has the former kinds.
 func TestAnIDThatWasNarrowedAMomentAgoIsInvalidToo(t *testing.T) {
+	t.Parallel()
 	db, set := testkit.Postgres(t), narrowSet(t)
 	makeKinds(t, db, set)
 	s, by := New(db.Pool(t, postgres.RoleAPI), nil), Meta{Actor: "t"}

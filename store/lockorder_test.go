@@ -56,6 +56,7 @@ func ends(t *testing.T, done <-chan []store.EdgeOutcome) (out []store.EdgeOutcom
 }
 
 func TestABatchOfRemovalsDoesNotWaitForAnEdgeThatItsFirstItemDidNotFind(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	f := on(t, db)
 	edge := func(from event.ID) store.EdgeWrite { return store.EdgeWrite{Meta: meta(), From: from, To: "100"} }
@@ -81,6 +82,7 @@ func TestABatchOfRemovalsDoesNotWaitForAnEdgeThatItsFirstItemDidNotFind(t *testi
 }
 
 func TestABatchHoldsNoEdgeWhileItWaitsToCreateALowerOne(t *testing.T) {
+	t.Parallel()
 	for name, end := range map[string]struct {
 		of      func(pgx.Tx, *testing.T) error
 		version int64

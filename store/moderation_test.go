@@ -24,6 +24,7 @@ import (
 )
 
 func TestModeration(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	c := f.mustCreate(t, store.NewChild{Object: "1", AuthorID: "1", Body: "words"})
 	hidden := f.moderation(t, c.ID, 1, event.ModerationHidden, "spam")
@@ -104,6 +105,7 @@ func TestModeration(t *testing.T) {
 func version(v int64) *int64 { return &v }
 
 func TestThreadSettings(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	unset := event.Thread{PostID: "1"}
 	if got, err := f.GetThread(t.Context(), tenant, commentKind, "1"); err != nil || got != unset {
@@ -176,6 +178,7 @@ func TestThreadSettings(t *testing.T) {
 }
 
 func TestALockedThreadTakesNoMoreCommentsAndItsCommentsStayTheirAuthors(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	a := f.mustCreate(t, store.NewChild{Object: "1", AuthorID: "1", Body: "a", Key: "k"})
 	f.set(t, store.ThreadSettings{Object: "1", Locked: true})
@@ -200,6 +203,7 @@ func TestALockedThreadTakesNoMoreCommentsAndItsCommentsStayTheirAuthors(t *testi
 }
 
 func TestConcurrentSettingsOfOneVersionChangeItOnce(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	const writers, rounds = 8, 5
 	for v := range int64(rounds) {
@@ -257,6 +261,7 @@ func (f fixture) checkVersions(t *testing.T) {
 }
 
 func TestConcurrentChangesOfOneCommentMakeOneEventEach(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	for range 5 {
 		c := f.mustCreate(t, store.NewChild{Object: "1", AuthorID: "1", Body: "start"})
@@ -344,6 +349,7 @@ func through(t *testing.T, db *testkit.DB, conns int32, wrap func(net.Conn) net.
 }
 
 func TestRoundTripsOfSingleWrites(t *testing.T) {
+	t.Parallel()
 	var trips atomic.Int64
 	s := through(t, testkit.Postgres(t), 1, func(conn net.Conn) net.Conn { return &tripCount{Conn: conn, trips: &trips} })
 	var c event.Child
@@ -400,6 +406,7 @@ func (c *loseCommit) Read(b []byte) (int, error) {
 }
 
 func TestAWriteWhoseCommitGotNoAnswerIsFoundOutAndSafeToRepeat(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	f := on(t, db)
 	var armed atomic.Bool
@@ -439,6 +446,7 @@ func TestAWriteWhoseCommitGotNoAnswerIsFoundOutAndSafeToRepeat(t *testing.T) {
 // TestAnySeriesOfWritesEqualsTheModel compares the outcomes of random writes on few comments and
 // threads with a model in plain Go.
 func TestAnySeriesOfWritesEqualsTheModel(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	post := int64(0)
 	rapid.Check(t, func(r *rapid.T) {

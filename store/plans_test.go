@@ -14,6 +14,7 @@ import (
 // A plan made while the table is empty remains until somebody analyzes the table. It must
 // nevertheless find a child by its id.
 func TestAPlanOfAnEmptyTableFindsAChildByItsId(t *testing.T) {
+	t.Parallel()
 	conn, err := testkit.Postgres(t).Pool(t, postgres.RoleOwner).Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -39,6 +40,7 @@ func TestAPlanOfAnEmptyTableFindsAChildByItsId(t *testing.T) {
 
 // The same holds for the edges from an object, and for those to a child, which have an index.
 func TestAPlanOfAnEmptyTableFindsEdgesByEitherEnd(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	set := testkit.Kinds(t, `edges: {cheer: {plural: cheers, from: user, to: comment, forward: cheered_comments, reverse: cheerers}}`)
 	for _, made := range catalog.Truth.MakeTables(set) {

@@ -32,6 +32,7 @@ func lostReview(t *testing.T, outboxID int64) event.Event {
 }
 
 func TestAnEventWithItsRowIsNotRedoneAgain(t *testing.T) {
+	t.Parallel()
 	system := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	s, lost := New(system, nil), []event.Event{lostReview(t, 1)}
 	type state struct{ Rows, Requeued, Version int64 }
@@ -53,6 +54,7 @@ func TestAnEventWithItsRowIsNotRedoneAgain(t *testing.T) {
 
 // The author's other review is committed while the redo waits for its place.
 func TestALostReviewLosesToOneThatIsBeingWritten(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	system, owner := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner)
 	tx, err := owner.Begin(t.Context())
@@ -91,6 +93,7 @@ func TestALostReviewLosesToOneThatIsBeingWritten(t *testing.T) {
 // TestLostChildrenOfAPartitionedKindAreRedone has a child that is gone, one that the truth has at
 // an earlier version, and one that it has at a later one.
 func TestLostChildrenOfAPartitionedKindAreRedone(t *testing.T) {
+	t.Parallel()
 	system := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	set := testkit.Kinds(t, `children: {note: {plural: notes, parent: post, partitions: 4}}`)
 	for _, made := range catalog.Truth.MakeTables(set) {

@@ -53,6 +53,7 @@ func (r *Remover) finish(t *testing.T) (slices int) {
 // requests the same removal meanwhile. Every edge that existed at the request is removed once, with
 // one event, and the progress agrees.
 func TestARemovalGoesOnWhereItBrokeOff(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	system, owner := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner)
 	s, ctx := New(db.Pool(t, postgres.RoleAPI), nil), t.Context()
@@ -121,6 +122,7 @@ func TestARemovalGoesOnWhereItBrokeOff(t *testing.T) {
 // TestRemoversShareTheWork runs two Removers over removals of three tenants. Tenants take turns,
 // one Remover at a time works on a removal, and the others skip it.
 func TestRemoversShareTheWork(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	system, owner := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner)
 	s, ctx := New(db.Pool(t, postgres.RoleAPI), nil), t.Context()
@@ -223,6 +225,7 @@ func TestRemoversShareTheWork(t *testing.T) {
 // TestEdgesOf finds exactly the edges of an object at each end, in slices, also in a kind with hash
 // partitions.
 func TestEdgesOf(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	set := testkit.Kinds(t, "edges:\n  wave: {plural: waves, from: user, to: user, ends: [a_id, b_id], forward: waved, "+
 		"reverse: wavers, partitions: 3}\n")

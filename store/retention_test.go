@@ -26,6 +26,7 @@ func (f fixture) retain(t *testing.T, after time.Duration) (done [3]int64) {
 }
 
 func TestRetentionChangesNothingThatHoldsForAThread(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	set := func(post event.ID, version *int64, locked bool) store.ThreadOutcome {
 		t.Helper()
@@ -101,6 +102,7 @@ func TestRetentionChangesNothingThatHoldsForAThread(t *testing.T) {
 }
 
 func TestAThreadThatIsSetWhileRetentionTakesItIsSet(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	if _, err := f.system.Exec(t.Context(), `INSERT INTO threads (tenant_id, object, metadata)
 	  SELECT $1, jsonb_build_object('post_id', p::text, 'version', 1, 'updated_at', '2026-01-01T00:00:00.000000Z'),

@@ -139,6 +139,7 @@ func (a shelved) want(want string) {
 }
 
 func TestACheckOfShelvedThreadsReadsPagesAndFindsEveryFlaw(t *testing.T) {
+	t.Parallel()
 	a := openShelved(t)
 	ctx := t.Context()
 	for post := range int64(6) {
@@ -180,6 +181,7 @@ func TestACheckOfShelvedThreadsReadsPagesAndFindsEveryFlaw(t *testing.T) {
 }
 
 func TestAShelvedThreadIsReadAsItIsAndComesBackWithTheFirstWrite(t *testing.T) {
+	t.Parallel()
 	a := openShelved(t)
 	ctx, m := t.Context(), Meta{Actor: "tester"}
 	ids := a.thread(1, "5", 8)
@@ -310,6 +312,7 @@ func TestAShelvedThreadIsReadAsItIsAndComesBackWithTheFirstWrite(t *testing.T) {
 }
 
 func TestAThreadThatIsNotQuietIsNotShelved(t *testing.T) {
+	t.Parallel()
 	a := openShelved(t)
 	ids := a.thread(1, "1", 5)
 	a.thread(1, "2", 5)
@@ -352,6 +355,7 @@ func TestAThreadThatIsNotQuietIsNotShelved(t *testing.T) {
 // The insert has read that there is no stub before the stub exists, and its transaction would not
 // have an id yet when the shelver checks.
 func TestTheShelverWaitsForACreateThatHasNotSeenItsStub(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	a := shelved{Store: New(db.Pool(t, postgres.RoleAPI), nil), t: t, system: db.Pool(t, postgres.RoleSystem)}
 	a.shelver = a.newShelver()
@@ -409,6 +413,7 @@ func TestTheShelverWaitsForACreateThatHasNotSeenItsStub(t *testing.T) {
 
 // The create's first read of the thread may be older than a stub that its insert must see.
 func TestAnInsertLooksForAStubItself(t *testing.T) {
+	t.Parallel()
 	a := openShelved(t)
 	a.thread(1, "5", 4)
 	a.run()
@@ -430,6 +435,7 @@ func TestAnInsertLooksForAStubItself(t *testing.T) {
 }
 
 func TestAShelverThatBreaksOffAtAnyStepLosesNothing(t *testing.T) {
+	t.Parallel()
 	died := errors.New("died")
 	a := openShelved(t)
 	ids := a.thread(1, "1", 7)
@@ -490,6 +496,7 @@ func TestAShelverThatBreaksOffAtAnyStepLosesNothing(t *testing.T) {
 }
 
 func TestShelvingIsUndoneAndStaysUndone(t *testing.T) {
+	t.Parallel()
 	a := openShelved(t)
 	a.thread(1, "1", 7)
 	a.thread(2, "1", 4)
@@ -525,6 +532,7 @@ func TestShelvingIsUndoneAndStaysUndone(t *testing.T) {
 }
 
 func TestALongThreadComesBackOverSeveralAttempts(t *testing.T) {
+	t.Parallel()
 	a := openShelved(t)
 	ids := a.thread(1, "1", 20)
 	a.run()
@@ -586,6 +594,7 @@ func (s *short) Continue() error {
 // state does it make a run last longer than its time, or keep later runs from shelving the other
 // threads.
 func TestAGiantThreadTakesNoLongerThanARunHas(t *testing.T) {
+	t.Parallel()
 	a := openShelved(t)
 	ids := a.thread(1, "1", 20)
 	for post := int64(2); post <= 3; post++ {
@@ -624,6 +633,7 @@ func TestAGiantThreadTakesNoLongerThanARunHas(t *testing.T) {
 }
 
 func TestAThreadThatCannotBeMovedKeepsNoOther(t *testing.T) {
+	t.Parallel()
 	a := openShelved(t)
 	a.thread(1, "1", 7)
 	a.run()
@@ -668,6 +678,7 @@ func TestAThreadThatCannotBeMovedKeepsNoOther(t *testing.T) {
 }
 
 func TestAnErasureFindsWhatComesBackMeanwhile(t *testing.T) {
+	t.Parallel()
 	for name, chunks := range map[string]int{"some": 2, "all": 10} {
 		a := openShelved(t)
 		a.thread(1, "1", 20)
@@ -708,6 +719,7 @@ func TestAnErasureFindsWhatComesBackMeanwhile(t *testing.T) {
 // TestWritersSeeNoShelf runs random writers in threads that two shelvers move all the time. The
 // shelvers die now and then, and an operator undoes shelvings.
 func TestWritersSeeNoShelf(t *testing.T) {
+	t.Parallel()
 	seed, _ := testkit.Seed(t)
 	a := openShelved(t)
 	ctx, stop := context.WithCancel(t.Context())
@@ -895,6 +907,7 @@ func TestWritersSeeNoShelf(t *testing.T) {
 // A create that took its id while the stub's transaction ran has a higher id, and may have looked
 // for the stub before that transaction was committed.
 func TestTheShelverWaitsForACreateThatBeganWhileItsStubWasWritten(t *testing.T) {
+	t.Parallel()
 	db := testkit.PostgresProcess(t).DB(t) // a server of its own: another transaction that ends would hide it
 	a := shelved{Store: New(db.Pool(t, postgres.RoleAPI), nil), t: t, system: db.Pool(t, postgres.RoleSystem)}
 	a.shelver = a.newShelver()

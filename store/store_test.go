@@ -85,6 +85,7 @@ func (f fixture) unfollow(t *testing.T, a, b event.ID) store.EdgeOutcome {
 }
 
 func TestFollowTransitions(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	first := f.follow(t, "1", "2")
 	if !first.Changed || first.Edge.Version != 1 || first.Edge.Status != event.StatusActive {
@@ -160,6 +161,7 @@ func asMap(t *testing.T, v any) map[string]any {
 }
 
 func TestFollowOfASliceGivesEachItemItsOutcome(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	f.follow(t, "3", "4")
 	item := func(a, b event.ID) store.EdgeWrite {
@@ -190,6 +192,7 @@ func TestFollowOfASliceGivesEachItemItsOutcome(t *testing.T) {
 }
 
 func TestConcurrentTogglesLeaveOneEventPerVersion(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	var wg sync.WaitGroup
 	for worker := range 8 {
@@ -314,6 +317,7 @@ func encoded(t *testing.T, c event.Child) []byte {
 }
 
 func TestCommentIsCreatedWithItsPlaceAndItsEvent(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	first := f.mustCreate(t, store.NewChild{Object: "10", AuthorID: "3", Body: "  hello\n"})
 	reply := f.mustCreate(t, store.NewChild{Object: "10", AuthorID: "4", ReplyTo: first.ID, Body: "hi"})
@@ -351,6 +355,7 @@ func TestCommentIsCreatedWithItsPlaceAndItsEvent(t *testing.T) {
 }
 
 func TestCreateRefusals(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	ctx := t.Context()
 	parent := f.mustCreate(t, store.NewChild{Object: "1", AuthorID: "1", Body: "parent"})
@@ -419,6 +424,7 @@ func TestCreateRefusals(t *testing.T) {
 }
 
 func TestIdempotencyKeys(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	in := store.NewChild{Object: "1", AuthorID: "5", Body: "once", Key: "k1"}
 	first := f.mustCreate(t, in)
@@ -476,6 +482,7 @@ func TestIdempotencyKeys(t *testing.T) {
 }
 
 func TestAReplayIsGivenThoughTheParentWentMeanwhile(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	parent := f.mustCreate(t, store.NewChild{Object: "1", AuthorID: "1", Body: "parent"})
 	in := store.NewChild{Object: "1", AuthorID: "2", Body: "reply", ReplyTo: parent.ID, Key: "k"}
@@ -487,6 +494,7 @@ func TestAReplayIsGivenThoughTheParentWentMeanwhile(t *testing.T) {
 }
 
 func TestAPartlyRefusedSliceWritesTheRest(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	out, err := f.CreateChildren(t.Context(), tenant, commentKind, []store.NewChild{
 		{Meta: meta(), Object: "1", AuthorID: "1", Body: "a", Key: "a"},
@@ -506,6 +514,7 @@ func TestAPartlyRefusedSliceWritesTheRest(t *testing.T) {
 }
 
 func TestConcurrentEqualCreatesMakeOneComment(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	const n = 50
 	ids := make([]string, n)
@@ -533,6 +542,7 @@ func TestConcurrentEqualCreatesMakeOneComment(t *testing.T) {
 }
 
 func TestEdit(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	c := f.mustCreate(t, store.NewChild{Object: "1", AuthorID: "1", Body: "one"})
 	edited := f.edit(t, c.ID, 1, " two ")
@@ -580,6 +590,7 @@ func TestEdit(t *testing.T) {
 }
 
 func TestDelete(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	c := f.mustCreate(t, store.NewChild{Object: "1", AuthorID: "1", Body: "secret"})
 	reply := f.mustCreate(t, store.NewChild{Object: "1", AuthorID: "1", Body: "reply", ReplyTo: c.ID})
@@ -620,6 +631,7 @@ func TestDelete(t *testing.T) {
 }
 
 func TestConcurrentEditsOfOneVersionChangeItOnce(t *testing.T) {
+	t.Parallel()
 	f := open(t)
 	c := f.mustCreate(t, store.NewChild{Object: "1", AuthorID: "1", Body: "one"})
 	var wg sync.WaitGroup
@@ -651,6 +663,7 @@ func TestConcurrentEditsOfOneVersionChangeItOnce(t *testing.T) {
 // The state is written and the event is not: the outbox refuses it, or the writer leaves before the
 // commit.
 func TestAWriteThatFailsLeavesNothing(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	f, owner := on(t, db), db.Pool(t, postgres.RoleOwner)
 	write := func(ctx context.Context) error {
@@ -711,6 +724,7 @@ func TestAWriteThatFailsLeavesNothing(t *testing.T) {
 }
 
 func TestACommitWakesThePartitionsOfItsEvents(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	var woken []int
 	s := store.New(db.Pool(t, postgres.RoleAPI), func(p int) { woken = append(woken, p) })

@@ -153,6 +153,7 @@ func (f ended) isFree(table, id string) bool {
 }
 
 func TestAnEdgeToAChildNeedsAChildThatEverybodyMaySee(t *testing.T) {
+	t.Parallel()
 	eachEnded(t, func(t *testing.T, f ended) {
 		ctx := t.Context()
 		moderated := func(object event.ID, state string) string {
@@ -264,6 +265,7 @@ func TestAnEdgeToAChildNeedsAChildThatEverybodyMaySee(t *testing.T) {
 
 // A writer with SQL cannot make an edge whose target nobody would find.
 func TestTheTableRefusesATargetInAnotherForm(t *testing.T) {
+	t.Parallel()
 	eachEnded(t, func(t *testing.T, f ended) {
 		for target, fits := range map[string]bool{"0196b2d4-7c00-7000-8000-00000000000a": true,
 			"0196B2D4-7C00-7000-8000-00000000000A": false, "42": false} {
@@ -279,6 +281,7 @@ func TestTheTableRefusesATargetInAnotherForm(t *testing.T) {
 // The put has found the child, and has not committed. The erasure waits for it, finds its edge, and
 // has it removed.
 func TestAnErasureRemovesAnEdgeWhoseWriterWasFaster(t *testing.T) {
+	t.Parallel()
 	eachEnded(t, func(t *testing.T, f ended) {
 		c, d := f.write("1", "7", ""), f.write("2", "7", "")
 		holder := f.begin(fmt.Sprintf(`INSERT INTO edges_%s (tenant_id, from_id, to_id) VALUES (1, '8', $1)`, f.edge.Name), c)
@@ -309,6 +312,7 @@ func TestAnErasureRemovesAnEdgeWhoseWriterWasFaster(t *testing.T) {
 
 // The erasure has erased the child, and has not committed. The put waits for it, and is refused.
 func TestAnEdgeIsRefusedIfTheErasureWasFaster(t *testing.T) {
+	t.Parallel()
 	eachEnded(t, func(t *testing.T, f ended) {
 		c, d := f.write("1", "7", ""), f.write("2", "7", "")
 		holder := f.begin(`SELECT FROM children WHERE child_id = $1 FOR UPDATE`, d)
@@ -336,6 +340,7 @@ func TestAnEdgeIsRefusedIfTheErasureWasFaster(t *testing.T) {
 
 // A put waits for a child that moves to or from the shelf, and then finds it on the other side.
 func TestAnEdgeFollowsItsChildToTheOtherTable(t *testing.T) {
+	t.Parallel()
 	eachEnded(t, func(t *testing.T, f ended) {
 		c := f.write("1", "7", "")
 		for n, tables := range [][2]string{{"children_" + f.child.Name, "children_archive_" + f.child.Name},
@@ -356,6 +361,7 @@ func TestAnEdgeFollowsItsChildToTheOtherTable(t *testing.T) {
 // Writers of edges, erasures and returns wait for children in one order: those on the shelf first,
 // each table by id.
 func TestAPutAndAReturnLockChildrenInTheSameOrder(t *testing.T) {
+	t.Parallel()
 	eachEnded(t, func(t *testing.T, f ended) {
 		here := f.write("1", "7", "")
 		// In the order of the thread, the last one is the second.
@@ -413,6 +419,7 @@ func TestAPutAndAReturnLockChildrenInTheSameOrder(t *testing.T) {
 // An erasure has all edges to its children removed, shelved or not: each once, by an ordinary
 // removal in the name of the erasure.
 func TestAnErasureRemovesTheEdgesToItsChildren(t *testing.T) {
+	t.Parallel()
 	eachEnded(t, func(t *testing.T, f ended) {
 		ctx := t.Context()
 		shelved := f.write("1", "7", "")
@@ -464,6 +471,7 @@ func names(edges []kinds.Edge) (all []string) {
 // A lost edge that is written again after the erasure of its child is removed again, whichever of
 // both the truth had lost.
 func TestALostEdgeToAnErasedChildIsRemovedAgain(t *testing.T) {
+	t.Parallel()
 	f, ctx := openEnded(t, "nod"), t.Context()
 	c, d := f.write("1", "7", ""), f.write("2", "7", "")
 	f.puts("4", d)
@@ -503,6 +511,7 @@ func TestALostEdgeToAnErasedChildIsRemovedAgain(t *testing.T) {
 // threads move to the shelf and back. No call fails. In the end no edge leads to an erased child,
 // and no put was accepted after its child was gone.
 func TestRandomEdgesToChildrenThatGo(t *testing.T) {
+	t.Parallel()
 	seed, _ := testkit.Seed(t)
 	eachEnded(t, func(t *testing.T, f ended) {
 		ctx := t.Context()

@@ -14,6 +14,7 @@ import (
 // TestPagesOfTheTruthAreRangesOfItsIndexes checks that comments and shelved ones are merged in the
 // order of the page, without a sort.
 func TestPagesOfTheTruthAreRangesOfItsIndexes(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	ctx := t.Context()
 	for _, sql := range []string{

@@ -15,6 +15,7 @@ import (
 )
 
 func TestALongActIsFollowedDoneOnceAndEndsWithTheProcess(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	var times atomic.Int64
 	goOn := make(chan struct{})

@@ -10,6 +10,7 @@ import (
 )
 
 func TestTheArchiveIsShownHeldAndReleased(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	ada, rea, amy := h.signIn(t, h.Tokens.Admin), h.signIn(t, h.Tokens.Reader), h.signIn(t, h.Tokens.TenantAdmin)
 	if _, err := h.pool.Exec(t.Context(), `INSERT INTO outbox_archive_exports (export_id, from_id, month, url, state, rows, bytes,
@@ -44,6 +45,7 @@ func TestTheArchiveIsShownHeldAndReleased(t *testing.T) {
 }
 
 func TestAPersonIsErasedWithAScanAsItsProof(t *testing.T) {
+	t.Parallel()
 	d := openDesk(t)
 	d.declare(t)
 	d.write(t, "5", "41", "words of 41")

@@ -27,6 +27,7 @@ import (
 )
 
 func TestASessionIsATokensAndEndsWithIt(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	stranger := h.visitor(t)
 	if a := stranger.get("/console/audit?who=ada"); a.path != "/console/sign-in?next=%2Fconsole%2Faudit%3Fwho%3Dada" ||
@@ -69,6 +70,7 @@ func TestASessionIsATokensAndEndsWithIt(t *testing.T) {
 }
 
 func TestACookieIsOpenedByAnOldKeyAndSecureBehindTLS(t *testing.T) {
+	t.Parallel()
 	oldKey, newKey := bytes.Repeat([]byte{1}, 32), bytes.Repeat([]byte{2}, 32)
 	h := start(t)
 	u, _ := url.Parse(h.url + "/console/")
@@ -112,6 +114,7 @@ func TestACookieIsOpenedByAnOldKeyAndSecureBehindTLS(t *testing.T) {
 // TestAStrangerWhoGuessesLocksNobodyOut: only wrong tokens are charged to an address, which a proxy
 // may share.
 func TestAStrangerWhoGuessesLocksNobodyOut(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	v := h.visitor(t)
 	guess := func() *answer { return v.post("/console/sign-in", url.Values{"token": {tokens.New()}}) }
@@ -152,6 +155,7 @@ func TestAStrangerWhoGuessesLocksNobodyOut(t *testing.T) {
 // TestASessionEndsWhereverItsCookieIsSent: the server ends it, for all processes. Other sessions of
 // the token continue.
 func TestASessionEndsWhereverItsCookieIsSent(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	u, _ := url.Parse(h.url + "/console/")
 	other, err := console.New(console.Config{On: true}, console.Deps{Truth: h.pool, Projections: h.pool,
@@ -189,6 +193,7 @@ func TestASessionEndsWhereverItsCookieIsSent(t *testing.T) {
 }
 
 func TestATokenHasOnlyItsNewestSessions(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	first, other := h.signIn(t, h.Tokens.Reader), h.signIn(t, h.Tokens.Admin)
 	for range tokens.MaxSessions {
@@ -203,6 +208,7 @@ func TestATokenHasOnlyItsNewestSessions(t *testing.T) {
 // TestOneTokensLivePagesLeaveRoomForOthers attacks the row of live pages in the table of shared
 // resources.
 func TestOneTokensLivePagesLeaveRoomForOthers(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	rita, max, ada := h.signIn(t, h.Tokens.TenantReader), h.signIn(t, h.Tokens.TenantModerator), h.signIn(t, h.Tokens.Admin)
 	var stops []func()
@@ -240,6 +246,7 @@ func TestOneTokensLivePagesLeaveRoomForOthers(t *testing.T) {
 }
 
 func TestEveryAnswerIsGuarded(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	ada := h.signIn(t, h.Tokens.Admin)
 	for _, path := range []string{"/console/", "/console/nowhere", "/console/sign-in", "/console/assets/x/console.css"} {
@@ -276,6 +283,7 @@ func TestEveryAnswerIsGuarded(t *testing.T) {
 }
 
 func TestAnActIsConfirmedRecordedAndDoneOnce(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	ada := h.signIn(t, h.Tokens.Admin)
 	link := page(t, ada, "/console/tokens").link("Create a token")
@@ -315,6 +323,7 @@ func TestAnActIsConfirmedRecordedAndDoneOnce(t *testing.T) {
 }
 
 func TestRolesAndReadOnlyDecideWhatIsOffered(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	admin, reader, amy := h.signIn(t, h.Tokens.Admin), h.signIn(t, h.Tokens.Reader), h.signIn(t, h.Tokens.TenantAdmin)
 	admin.act("/console/act/token.create?tenant=8", "name", "of-eight").says("done")
@@ -349,6 +358,7 @@ func TestRolesAndReadOnlyDecideWhatIsOffered(t *testing.T) {
 }
 
 func TestTheAuditLogIsFilteredPagedAndExported(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	for i := range 60 {
 		a := audit.Act{ActID: uuid.New(), TenantID: int64(7 + i%2), TokenName: "ada", Fingerprint: "0123456789ab", Name: "token.create",
@@ -445,6 +455,7 @@ func (c *counter) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQuer
 func (c *counter) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
 
 func TestALivePageIsReadOncePerSecondHoweverManyLook(t *testing.T) {
+	t.Parallel()
 	reads := counter{of: "/* outbox.stats */"}
 	h := start(t, func(_ *console.Config, d *console.Deps) {
 		cfg := d.Truth.Config()

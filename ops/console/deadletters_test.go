@@ -65,6 +65,7 @@ func (h *harness) park(t *testing.T, accounts int) {
 }
 
 func TestDeadLettersAreSeenByTheirCauseAndMended(t *testing.T) {
+	t.Parallel()
 	var woken atomic.Int64
 	h := start(t, func(_ *console.Config, deps *console.Deps) { deps.Wake = func(int) { woken.Add(1) } })
 	h.bury(t, 1, 300, 7, "too large", "")
@@ -171,6 +172,7 @@ func TestDeadLettersAreSeenByTheirCauseAndMended(t *testing.T) {
 // TestAnOperationIsContinuedByAnotherConsole leaves an act to another process, which completes it
 // and records its outcome.
 func TestAnOperationIsContinuedByAnotherConsole(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	h.bury(t, 1, 500, 7, "too large", "")
 	record, _, err := audit.Begin(t.Context(), h.pool,
@@ -250,6 +252,7 @@ func (h *harness) hostilePages(t *testing.T) (paths []string) {
 }
 
 func TestNoPayloadRunsNorBreaksAPage(t *testing.T) {
+	t.Parallel()
 	if n := len(payloads()); n < 50 {
 		t.Fatalf("%d payloads", n)
 	}

@@ -38,6 +38,7 @@ func (h *harness) events0(t *testing.T, n int) (events []string) {
 }
 
 func TestThePathOfAnEventIsShownHoweverItIsFound(t *testing.T) {
+	t.Parallel()
 	h := start(t, func(c *console.Config, _ *console.Deps) { c.TraceURL = "https://traces.example/{trace_id}?x" })
 	events := h.events0(t, 5)
 	h.exec(t, `INSERT INTO consumer_offsets (consumer_name, partition_key, last_processed_id)
@@ -100,6 +101,7 @@ func TestThePathOfAnEventIsShownHoweverItIsFound(t *testing.T) {
 
 // TestASequenceIsLookedUpOnItsStreamFirst finds an event whose row has no sequence yet.
 func TestASequenceIsLookedUpOnItsStreamFirst(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	events := h.events0(t, 2)
 	h.exec(t, `UPDATE outbox_messages SET processed_at = NULL, stream_seq = NULL, partition = NULL WHERE id = 2`)
@@ -120,6 +122,7 @@ func TestASequenceIsLookedUpOnItsStreamFirst(t *testing.T) {
 }
 
 func TestAnArchivedAndAnExportedEventKeepTheirPath(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	events := h.events0(t, 20)
 	owner := h.db.Pool(t, postgres.RoleOwner)

@@ -7,6 +7,7 @@ import (
 )
 
 func TestARetryThatFailedIsNotDone(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	h.park(t, 2)
 	h.exec(t, `UPDATE consumer_dead_letters SET payload = 'no JSON' WHERE aggregate_id = '1'`)
@@ -25,6 +26,7 @@ func TestARetryThatFailedIsNotDone(t *testing.T) {
 }
 
 func TestADiscardOfAllNeedsTheirCount(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	h.bury(t, 1, 12, tenant, "too large", "")
 	amy := h.signIn(t, h.Tokens.TenantAdmin)
@@ -45,6 +47,7 @@ func TestADiscardOfAllNeedsTheirCount(t *testing.T) {
 }
 
 func TestADecisionOnAllIsChosen(t *testing.T) {
+	t.Parallel()
 	d := openDesk(t)
 	d.write(t, "5", "1", "the first", "the second")
 	d.deliver(t)

@@ -26,6 +26,7 @@ func (d *desk) exec(t *testing.T, sql string, args ...any) {
 }
 
 func TestTheInspectorMarksWhatDiffersAndMendsIt(t *testing.T) {
+	t.Parallel()
 	d := openDesk(t)
 	follow := kinds.Builtin().Edges["follow"]
 	if out, err := d.store.PutEdges(t.Context(), tenant, follow,
@@ -97,6 +98,7 @@ func TestTheInspectorMarksWhatDiffersAndMendsIt(t *testing.T) {
 }
 
 func TestTheInspectorKeepsTenantsApartAndSaysWhatIsWrong(t *testing.T) {
+	t.Parallel()
 	d := openDesk(t)
 	id := d.write(t, "5", "1", "words")[0]
 	d.deliver(t)
@@ -180,6 +182,7 @@ func hostile(ids []string) []string {
 }
 
 func TestNothingThatPeopleWriteRuns(t *testing.T) {
+	t.Parallel()
 	d := openDesk(t)
 	ids := d.plant(t)
 	max := d.signIn(t, d.Tokens.TenantModerator)

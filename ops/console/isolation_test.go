@@ -158,6 +158,7 @@ func (d *desk) digests(t *testing.T) map[string]string {
 }
 
 func TestATenantSeesAndChangesNothingOfAnother(t *testing.T) {
+	t.Parallel()
 	d := openDesk(t)
 	e := d.populate8(t)
 	ada := d.signIn(t, d.Tokens.Admin)
@@ -222,6 +223,7 @@ func TestATenantSeesAndChangesNothingOfAnother(t *testing.T) {
 
 // Payloads may contain hidden or removed text. The API gives payloads to admins only.
 func TestPayloadsAreForModeratorsAndAdmins(t *testing.T) {
+	t.Parallel()
 	d := openDesk(t)
 	d.write(t, "5", "1", "the words")
 	d.bury(t, 900_001, 1, tenant, "too large", "the words")
@@ -243,6 +245,7 @@ func TestPayloadsAreForModeratorsAndAdmins(t *testing.T) {
 }
 
 func TestTheAuditLogSaysWhatWasMendedNotWhatTheFormSays(t *testing.T) {
+	t.Parallel()
 	d := openDesk(t)
 	id := d.write(t, "5", "1", "words")[0]
 	d.deliver(t)
@@ -257,6 +260,7 @@ func TestTheAuditLogSaysWhatWasMendedNotWhatTheFormSays(t *testing.T) {
 }
 
 func TestATenantLeavesLivePagesToOthers(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	rita := h.signIn(t, h.Tokens.TenantReader)
 	refused := 0
@@ -288,6 +292,7 @@ func TestATenantLeavesLivePagesToOthers(t *testing.T) {
 }
 
 func TestAFormThatIsCanceledLeadsBack(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	h.bury(t, 1, 1, tenant, "too large", "")
 	amy := h.signIn(t, h.Tokens.TenantAdmin)

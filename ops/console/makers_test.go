@@ -10,6 +10,7 @@ import (
 // The admin of a tenant has no role to write and a rate of its own. It makes no token with more,
 // also not by replacing one, and what it makes ends with it.
 func TestATenantsAdminMakesNoMoreThanItHas(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	made, err := tokens.Issue(t.Context(), h.pool, tokens.Spec{TenantID: tenant, Name: "boss", Roles: []string{tokens.RoleRead,
 		tokens.RoleAdmin}, ReadRate: &tokens.Rate{N: 50, Window: time.Minute}})

@@ -142,6 +142,7 @@ func (d *desk) acts(t *testing.T) (all []string) {
 }
 
 func TestModeratorsDecideOnWhatWaits(t *testing.T) {
+	t.Parallel()
 	var woken atomic.Int64
 	d := openDesk(t, func(_ *console.Config, deps *console.Deps) { deps.Wake = func(int) { woken.Add(1) } })
 	d.settings(t, store.ThreadSettings{Object: "5", Premoderated: true, Title: "Rules"})
@@ -189,6 +190,7 @@ func TestModeratorsDecideOnWhatWaits(t *testing.T) {
 }
 
 func TestModeratorsDecideOnAllOfAnAuthorInSlices(t *testing.T) {
+	t.Parallel()
 	d := openDesk(t)
 	d.settings(t, store.ThreadSettings{Object: "5", Premoderated: true})
 	kept := d.write(t, "5", "2", "of another author")
@@ -232,6 +234,7 @@ func TestModeratorsDecideOnAllOfAnAuthorInSlices(t *testing.T) {
 }
 
 func TestThreadSwitchesAndRolesOfModeration(t *testing.T) {
+	t.Parallel()
 	d := openDesk(t)
 	id := d.write(t, "5", "1", "words of 5")[0]
 	d.report(t, id, event.ModerationPending, "rule 3")
@@ -335,6 +338,7 @@ func fast(t *testing.T, d *desk) {
 
 // TestModeratorsDecideOnChildrenWithoutReplies uses the queue of another kind than comments.
 func TestModeratorsDecideOnChildrenWithoutReplies(t *testing.T) {
+	t.Parallel()
 	d := openDesk(t)
 	review, by := kinds.Builtin().Children["review"], store.Meta{Actor: "service"}
 	if out, err := d.store.SetThreads(t.Context(), tenant, review,

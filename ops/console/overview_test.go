@@ -16,6 +16,7 @@ import (
 // TestTheOverviewNamesWhatTheDoctorFinds needs servers about whose settings the doctor finds
 // nothing. It plays the relay and the consumers.
 func TestTheOverviewNamesWhatTheDoctorFinds(t *testing.T) {
+	t.Parallel()
 	h := startOn(t, testkit.PostgresProcess(t, "fsync=on", "full_page_writes=on").DB(t), testkit.NATS(t))
 	h.declare(t)
 	fleet := []string{"followercounts", "threadcache", "archiver"}

@@ -15,6 +15,7 @@ import (
 )
 
 func TestTheStateOfTheInstallation(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	h.declare(t)
 	h.pend(t, 1234)
@@ -35,6 +36,7 @@ func TestTheStateOfTheInstallation(t *testing.T) {
 
 // TestTheNavigationHasEveryPage also finds two pages with the same key.
 func TestTheNavigationHasEveryPage(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	ada := page(t, h.signIn(t, h.Tokens.Admin), "/console/")
 	for _, title := range []string{"Overview", "Partitions", "Event", "Dead letters", "Consumers", "Inspector", "Moderation", "Kinds",
@@ -54,6 +56,7 @@ func TestTheNavigationHasEveryPage(t *testing.T) {
 }
 
 func TestOperatorsSeeTheUpstreams(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	ada := h.signIn(t, h.Tokens.Admin)
 	page(t, ada, "/console/kinds").says("No service appends events of its own.")
@@ -91,6 +94,7 @@ func (h *harness) pend(t *testing.T, n int) {
 }
 
 func TestAConsumerIsPausedResumedAndVerified(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	ada, amy := h.signIn(t, h.Tokens.Admin), h.signIn(t, h.Tokens.TenantAdmin)
 	ada.act(page(t, ada, "/console/consumers").link("Pause")).says("done", "Paused")
@@ -123,6 +127,7 @@ func TestAConsumerIsPausedResumedAndVerified(t *testing.T) {
 
 // TestASubscriberThatAcknowledgesNothingIsOnThePages delivers more events twice than are usual.
 func TestASubscriberThatAcknowledgesNothingIsOnThePages(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	cfg := h.nats.Config()
 	if _, err := broker.Declare(t.Context(), h.js, cfg, broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(t)); err != nil {
@@ -160,6 +165,7 @@ func TestASubscriberThatAcknowledgesNothingIsOnThePages(t *testing.T) {
 }
 
 func TestThePagesSayWhichServerIsAway(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	ada := h.signIn(t, h.Tokens.Admin)
 	h.conn.Close()

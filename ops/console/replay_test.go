@@ -47,6 +47,7 @@ func (h *harness) publish(t *testing.T) {
 }
 
 func TestAConsumerIsReplayedFollowedAndInterrupted(t *testing.T) {
+	t.Parallel()
 	var gate atomic.Pointer[chan struct{}]
 	open := func() { c := make(chan struct{}); close(c); gate.Store(&c) }
 	open()
@@ -106,6 +107,7 @@ func TestAConsumerIsReplayedFollowedAndInterrupted(t *testing.T) {
 }
 
 func TestAReplayIsOfferedToThoseWhoMayAndWhereItCanBeDone(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	page(t, h.signIn(t, h.Tokens.Admin), "/console/consumers").link("Replay")
 	page(t, h.signIn(t, h.Tokens.Reader), "/console/consumers").without("consumer.replay", "tidings replay")

@@ -11,6 +11,7 @@ import (
 )
 
 func TestTheEventPageTakesTypesAndIdsOfComments(t *testing.T) {
+	t.Parallel()
 	d := openDesk(t)
 	d.declare(t)
 	id := d.write(t, "5", "41", "مرحبا")[0]
@@ -45,6 +46,7 @@ func TestTheEventPageTakesTypesAndIdsOfComments(t *testing.T) {
 // TestARotatedTokenLivesAsLongAsItsPredecessor also creates tokens, for which an operator names the
 // tenant.
 func TestARotatedTokenLivesAsLongAsItsPredecessor(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	ada := h.signIn(t, h.Tokens.Admin)
 	life := func(name string) (d time.Duration) {
@@ -84,6 +86,7 @@ func TestARotatedTokenLivesAsLongAsItsPredecessor(t *testing.T) {
 }
 
 func TestOneSearchTakesAnything(t *testing.T) {
+	t.Parallel()
 	h := start(t)
 	amy, rita := h.signIn(t, h.Tokens.TenantAdmin), h.signIn(t, h.Tokens.TenantReader)
 	for text, want := range map[string]string{
