@@ -32,26 +32,27 @@ const (
 	// aloneLockTimeout is how long a write that runs alone waits for one lock. It then gives its
 	// connection to others and tries again.
 	aloneLockTimeout = 100 * time.Millisecond
-	// separateFor is how long a tenant shares no transaction with other tenants after its writes
-	// made theirs fail.
+	// separateFor is how long a tenant shares no transaction with others after one of its writes
+	// failed alone too, so it may have made theirs fail.
 	separateFor = 10 * time.Second
 	// groupTimeout bounds a whole group, which does not end with the request of any of its callers.
 	groupTimeout = 5 * time.Second
 )
 
-// place is the transaction of a write: its own, or its part of a joint transaction of several
-// tenants.
+// place is the transaction of writes.
 type place struct {
+	tenants     []int64       // whose rows it may see and write
 	lockTimeout time.Duration // for one lock; 0: unlimited
-	joint       *postgres.Member
 }
+
+// of is a transaction of one tenant.
+func of(tenant int64) place { return place{tenants: []int64{tenant}} }
 
 // slots bounds the concurrent transactions of single writes. Groups, writes that run alone, and
 // writes that met a lock have separate bounds, so that none of them takes all connections of the
 // pool from the others or from reads. Each bound serves in the order of arrival, so tenants take
 // turns.
 type slots struct {
-	pool                  *pgxpool.Pool
 	groups, alone, locked chan struct{}
 
 	runs, grouped, single, waiting atomic.Int64 // see Stats
@@ -59,7 +60,7 @@ type slots struct {
 
 func newSlots(pool *pgxpool.Pool) *slots {
 	conns := int(pool.Config().MaxConns)
-	return &slots{pool: pool, groups: make(chan struct{}, max(1, conns/2)), alone: make(chan struct{}, max(1, conns/4)),
+	return &slots{groups: make(chan struct{}, max(1, conns/2)), alone: make(chan struct{}, max(1, conns/4)),
 		locked: make(chan struct{}, max(1, conns/8))}
 }
 
@@ -81,7 +82,8 @@ func (s *Store) Stats() Stats {
 // next group gathers. A write that finds no group running does not wait for other writes. The
 // callers do the work: the first waiting caller of a tenant leads the next group, in its own
 // goroutine. A leader with a slot also takes along the groups of the tenants whose leaders wait for
-// one, into one transaction (postgres.Joint). Each step of a write holds the mutex:
+// one: one statement writes for all of them (docs/adr/0028-tenants-in-one-statement.md). Each step
+// of a write holds the mutex:
 //
 //	join ──▶ waits ──next──▶ leads ──take──▶ taken ──settle──▶ told
 //	           │ └────────────│──────take──────▲ │
@@ -94,20 +96,21 @@ func (s *Store) Stats() Stats {
 //	left:  the ctx of its caller has ended. A write that was taken still commits; another one never runs
 //
 // Only a group whose outcome is known to be nothing runs again, one by one: a transaction looks up
-// the answer that its COMMIT lost (postgres.WriteInTenant). A group that panicked runs again too,
+// the answer that its COMMIT lost (postgres.WriteInTenants). A group that panicked runs again too,
 // and each write finds what it has already changed.
 //
 // Each entity has at most one write under way, so a group never has two writes to an entity. Writes
 // that wait for locked entities share a few connections in turns.
 type lanes[W, O any] struct {
-	slots *slots
-	key   func(W) any // returns the entity; nil for a new one
-	run   writeFunc[W, O]
+	slots  *slots
+	key    func(W) any // returns the entity; nil for a new one
+	run    writeFunc[W, O]
+	shared bool // run writes for several tenants
 
 	mu       sync.Mutex
 	open     map[int64]*lane[W, O] // by tenant
 	queue    []*lane[W, O]         // lanes whose leaders wait for a slot
-	separate map[int64]time.Time   // tenants that share no transaction, and until when
+	separate map[int64]time.Time   // tenants that share no transaction for now, and until when
 }
 
 // lane has the writes of one tenant. The mutex of its lanes guards it and its tickets.
@@ -149,8 +152,8 @@ type verdict[O any] struct {
 	err         error
 }
 
-// writeFunc writes in one transaction.
-type writeFunc[W, O any] func(ctx context.Context, tenant int64, writes []W, at place) ([]O, error)
+// writeFunc writes in one transaction. Each write knows its tenant, or all are of the only one.
+type writeFunc[W, O any] func(ctx context.Context, writes []W, at place) ([]O, error)
 
 func newLanes[W, O any](s *slots, key func(W) any, run writeFunc[W, O]) *lanes[W, O] {
 	return &lanes[W, O]{slots: s, key: key, run: run, open: make(map[int64]*lane[W, O]), separate: make(map[int64]time.Time)}
@@ -160,7 +163,7 @@ func newLanes[W, O any](s *slots, key func(W) any, run writeFunc[W, O]) *lanes[W
 // of their own.
 func (l *lanes[W, O]) do(ctx context.Context, tenant int64, writes []W) ([]O, error) {
 	if len(writes) != 1 {
-		return l.run(ctx, tenant, writes, place{})
+		return l.run(ctx, writes, of(tenant))
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -278,7 +281,6 @@ func (l *lanes[W, O]) free(ln *lane[W, O], t *ticket[W, O]) {
 type part[W, O any] struct {
 	*lane[W, O]
 	tickets []*ticket[W, O]
-	writes  []W
 	outs    []O
 	err     error
 }
@@ -350,12 +352,10 @@ func (l *lanes[W, O]) gather(ln *lane[W, O], leader *ticket[W, O]) (group []*par
 	}
 	add(ln)
 	for _, other := range slices.Clone(l.queue) {
-		if n < maxGroup && !l.isSeparate(ln.tenant) && !l.isSeparate(other.tenant) {
+		if l.shared && n < maxGroup && !l.isSeparate(ln.tenant) && !l.isSeparate(other.tenant) {
 			add(other)
 		}
 	}
-	// All groups then lock in the same order.
-	slices.SortFunc(group, func(a, b *part[W, O]) int { return cmp.Compare(a.tenant, b.tenant) })
 	l.slots.runs.Add(1)
 	l.slots.grouped.Add(int64(n))
 	return group
@@ -381,7 +381,7 @@ func (l *lanes[W, O]) take(ln *lane[W, O]) *part[W, O] {
 			continue
 		}
 		t.state = taken
-		p.tickets, p.writes = append(p.tickets, t), append(p.writes, t.write)
+		p.tickets = append(p.tickets, t)
 	}
 	ln.ready = append(ln.ready[:0:0], ln.ready[n:]...)
 	l.wait(ln, -len(p.tickets))
@@ -390,42 +390,19 @@ func (l *lanes[W, O]) take(ln *lane[W, O]) *part[W, O] {
 
 // runGroup runs the group's writes in one transaction.
 func (l *lanes[W, O]) runGroup(ctx context.Context, group []*part[W, O]) {
-	if len(group) == 1 {
-		p := group[0]
-		p.outs, p.err = l.run(ctx, p.tenant, p.writes, place{lockTimeout: groupLockTimeout})
-		return
+	at := place{lockTimeout: groupLockTimeout}
+	var writes []W
+	for _, p := range group {
+		at.tenants = append(at.tenants, p.tenant)
+		for _, t := range p.tickets {
+			writes = append(writes, t.write)
+		}
 	}
-	tenants := make([]int64, len(group))
-	for i, p := range group {
-		tenants[i] = p.tenant
-	}
-	joint := postgres.NewJoint(l.slots.pool, groupLockTimeout, tenants)
-	var members sync.WaitGroup
-	panics := make(chan any, len(group))
-	for i, p := range group {
-		members.Go(func() {
-			defer func() {
-				if cause := recover(); cause != nil {
-					p.err = fmt.Errorf("store: a write panicked: %v", cause)
-					panics <- cause
-				}
-			}()
-			m := joint.Member(i)
-			defer m.Leave()
-			p.outs, p.err = l.run(ctx, p.tenant, p.writes, place{groupLockTimeout, m})
-		})
-	}
-	failed, _ := joint.Run(ctx) // the members return its error
-	members.Wait()
-	if failed >= 0 {
-		l.mu.Lock()
-		l.separate[tenants[failed]] = time.Now().Add(separateFor)
-		l.mu.Unlock()
-	}
-	select {
-	case cause := <-panics:
-		panic(cause)
-	default:
+	outs, err := l.run(ctx, writes, at)
+	for _, p := range group {
+		if p.err = err; err == nil {
+			p.outs, outs = outs[:len(p.tickets):len(p.tickets)], outs[len(p.tickets):]
+		}
 	}
 }
 
@@ -433,7 +410,7 @@ func (l *lanes[W, O]) runGroup(ctx context.Context, group []*part[W, O]) {
 // one to lead.
 func (l *lanes[W, O]) settle(p *part[W, O]) {
 	alone := p.err != nil && !errors.Is(p.err, postgres.ErrUnknown) && !errors.Is(p.err, postgres.ErrUnanswered) &&
-		!errors.Is(p.err, context.DeadlineExceeded)
+		!errors.Is(p.err, context.DeadlineExceeded) && !errors.Is(p.err, errNotOfGroup)
 	for i, t := range p.tickets {
 		if !alone || t.state == left { // this write does not run alone, which would free its entity
 			l.free(p.lane, t)
@@ -464,6 +441,11 @@ func (l *lanes[W, O]) alone(ctx context.Context, ln *lane[W, O], t *ticket[W, O]
 	l.slots.single.Add(1)
 	for slot := l.slots.alone; ; slot = l.slots.locked {
 		outs, err := l.try(ctx, slot, ln.tenant, t.write)
+		if err != nil {
+			l.mu.Lock()
+			l.separate[ln.tenant] = time.Now().Add(separateFor)
+			l.mu.Unlock()
+		}
 		if !postgres.IsLockTimeout(err) {
 			return outs, err
 		}
@@ -477,5 +459,5 @@ func (l *lanes[W, O]) try(ctx context.Context, slot chan struct{}, tenant int64,
 	case <-ctx.Done():
 		return nil, fmt.Errorf("wait to write for tenant %d: %w", tenant, ctx.Err())
 	}
-	return l.run(ctx, tenant, []W{write}, place{lockTimeout: aloneLockTimeout})
+	return l.run(ctx, []W{write}, place{tenants: []int64{tenant}, lockTimeout: aloneLockTimeout})
 }
