@@ -61,8 +61,8 @@ func TestEveryPageIsOnAShelf(t *testing.T) {
 	}
 }
 
-// TestEveryThreatNamesItsTests checks that each threat of the threat model has something that stops it
-// and a test that shows so.
+// TestEveryThreatNamesItsTests checks that each threat of the threat model has something that stops
+// it, and a test that shows so.
 func TestEveryThreatNamesItsTests(t *testing.T) {
 	page, err := os.ReadFile("threat-model.md")
 	if err != nil {
