@@ -82,10 +82,10 @@ func (p Process) kindsApplyCommand() *cobra.Command {
 		short: "Put the kinds of a file in force, beside the built-in ones",
 		long: `Apply checks the whole file, creates the tables of new kinds in both databases, and puts the file in
 force. Processes use it within five seconds, without a restart. Apply removes kinds that the file
-does not name, and asks for confirmation first. Built-in kinds are as the file changes them, or else
-as built in. Apply refuses a change that would reinterpret existing rows, and prints the reason. "-"
-reads the file from stdin. docs/kinds.md describes the file. After a failure, run the same command
-again: it completes the change.`,
+does not name, and asks for confirmation first. A built-in kind that the file does not name stays,
+without earlier changes. Apply refuses a change that would reinterpret existing rows, and prints the
+reason. "-" reads the file from stdin. docs/kinds.md describes the file. After a failure, run the
+command again: it completes the change.`,
 		args: exactArgs(1), name: "kinds", needs: needDatabases, json: oneObject,
 		actor: &r.Actor, reason: &r.Reason, dryRun: &r.DryRun, destructive: true,
 		check: func(s *session, args []string) (err error) {
