@@ -335,7 +335,7 @@ func (s *server) noRoute(w http.ResponseWriter, r *http.Request) {
 			next.mux.ServeHTTP(w, r)
 			return
 		}
-		s.refuse(w, r, s.problems.problem(codeRouteUnknown, "the API may be older, or the kind unknown"))
+		s.refuse(w, r, s.problems.problem(codeRouteUnknown, "the API may be older than its client, or the kind unknown"))
 		return
 	}
 	w.Header().Set("Allow", strings.Join(allowed, ", "))
@@ -662,7 +662,7 @@ func (s *server) principal(ctx context.Context, w http.ResponseWriter, r *http.R
 
 func (s *server) checkRole(p tokens.Principal, op route) error {
 	if p.System() {
-		return s.problems.problem(codeRoleMissing, "a system token opens the console only; use a token of a tenant "+
+		return s.problems.problem(codeRoleMissing, "a system token only opens the console; use a token of a tenant "+
 			"(tidings token create --tenant)")
 	}
 	if p.Has(op.role) {
