@@ -283,7 +283,7 @@ func (s *server) access(ctx context.Context, r *http.Request, rec *recorder, rou
 // recovered answers for a handler that panicked. The framework panics if it cannot write an answer:
 // then the client has gone.
 func (s *server) recovered(rec *recorder, r *http.Request, cause any) {
-	if cause == http.ErrAbortHandler {
+	if err, ok := cause.(error); ok && errors.Is(err, http.ErrAbortHandler) {
 		panic(cause)
 	}
 	if rec.status != 0 {
