@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -23,6 +24,13 @@ var ErrOverloaded = errors.New("store: too many writes are waiting")
 // Group commit (docs/adr/0009-group-commit.md). One statement that writes 30 rows costs a little
 // more than one that writes a single row, and one COMMIT syncs them all.
 const (
+	// maxRunning is how many groups of a tenant run at once if busy writes wait, and no other tenant:
+	// while one commits, the next one works.
+	maxRunning, busy = 2, 8
+	// patience is how long a group waits for those under way to end, when there is one for each
+	// processor. They are larger for it, and PostgreSQL works less per write. After that time the
+	// others are slow, and it runs beside them.
+	patience = 10 * time.Millisecond
 	// maxGroup bounds the writes of one transaction. A larger group would cost more latency than it
 	// gains throughput.
 	maxGroup = 128
@@ -53,6 +61,7 @@ func of(tenant int64) place { return place{tenants: []int64{tenant}} }
 // pool from the others or from reads. Each bound serves in the order of arrival, so tenants take
 // turns.
 type slots struct {
+	turns                 chan struct{} // of groups that need not wait for others; a group may go on without one
 	groups, alone, locked chan struct{}
 
 	runs, grouped, single, waiting atomic.Int64 // see Stats
@@ -60,7 +69,7 @@ type slots struct {
 
 func newSlots(pool *pgxpool.Pool) *slots {
 	conns := int(pool.Config().MaxConns)
-	return &slots{groups: make(chan struct{}, max(1, conns/2)), alone: make(chan struct{}, max(1, conns/4)),
+	return &slots{turns: make(chan struct{}, max(2, runtime.GOMAXPROCS(0))), groups: make(chan struct{}, max(1, conns/2)), alone: make(chan struct{}, max(1, conns/4)),
 		locked: make(chan struct{}, max(1, conns/8))}
 }
 
@@ -78,8 +87,8 @@ func (s *Store) Stats() Stats {
 		Waiting: s.slots.waiting.Load()}
 }
 
-// lanes coalesce concurrent single writes of one kind. While a group of a tenant runs, the tenant's
-// next group gathers. A write that finds no group running does not wait for other writes. The
+// lanes coalesce concurrent single writes of one kind. While a group of a tenant runs, or two if
+// many writes wait, the tenant's next group gathers. A write that finds no group running does not wait for other writes. The
 // callers do the work: the first waiting caller of a tenant leads the next group, in its own
 // goroutine. A leader with a slot also takes along the groups of the tenants whose leaders wait for
 // one: one statement writes for all of them (docs/adr/0028-tenants-in-one-statement.md). Each step
@@ -116,7 +125,8 @@ type lanes[W, O any] struct {
 // lane has the writes of one tenant. The mutex of its lanes guards it and its tickets.
 type lane[W, O any] struct {
 	tenant  int64
-	led     bool                  // somebody leads, or was told to
+	queued  bool                  // a caller was told to lead, and its group has not begun
+	running int                   // groups under way
 	ready   []*ticket[W, O]       // tickets whose entity is free, in the order of arrival
 	last    map[any]*ticket[W, O] // for each entity with a write under way, its last ticket
 	waiting int
@@ -251,19 +261,20 @@ func (t *ticket[W, O]) tell(state ticketState, v verdict[O]) {
 	t.told <- v
 }
 
-// next tells the first waiting caller to lead if nobody leads. It removes a lane that has nothing
-// under way. The caller holds the mutex, as for free, take and settle.
+// next tells the first waiting caller to lead if no group is under way, or one is and many writes
+// wait. It removes a lane that has nothing under way. The caller holds the mutex, as for free, take and settle.
 func (l *lanes[W, O]) next(ln *lane[W, O]) {
-	for !ln.led && len(ln.ready) > 0 {
+	idle := len(l.queue) == 0 && len(l.slots.turns) < cap(l.slots.turns) // no other tenant waits
+	for !ln.queued && len(ln.ready) > 0 && (ln.running == 0 || idle && ln.running < maxRunning && len(ln.ready) >= busy) {
 		if t := ln.ready[0]; t.state != left {
-			ln.led, l.queue = true, append(l.queue, ln)
+			ln.queued, l.queue = true, append(l.queue, ln)
 			t.tell(leads, verdict[O]{lead: true})
 			return
 		}
 		l.free(ln, ln.ready[0])
 		ln.ready = ln.ready[1:]
 	}
-	if !ln.led && len(ln.last) == 0 && l.open[ln.tenant] == ln {
+	if !ln.queued && ln.running == 0 && len(ln.last) == 0 && l.open[ln.tenant] == ln {
 		delete(l.open, ln.tenant)
 	}
 }
@@ -285,27 +296,32 @@ type part[W, O any] struct {
 	err     error
 }
 
-// lead waits for a slot, runs the group that has gathered by then, and tells each of its callers,
-// also the leader, the outcome. If another leader has taken the lane along, it does nothing. It
-// returns an error if ctx ends before either.
+// lead waits for its turn and a slot, runs the group that has gathered by then, and tells each of
+// its callers, also the leader, the outcome. If another leader has taken the lane along, it does
+// nothing. It returns an error if ctx ends before either.
 func (l *lanes[W, O]) lead(ctx context.Context, ln *lane[W, O], leader *ticket[W, O]) error {
-	select {
-	case l.slots.groups <- struct{}{}:
-		defer func() { <-l.slots.groups }()
-	case v := <-leader.told: // another leader has run its group
-		leader.told <- v
-		return nil
-	case <-ctx.Done():
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if leader.state != leads { // another leader runs its group
+	turn := time.NewTimer(patience)
+	defer turn.Stop()
+	turns := l.slots.turns
+	var slots chan struct{} // once it is the group's turn
+	for {
+		select {
+		case turns <- struct{}{}:
+			defer func() { <-l.slots.turns }()
+			turns, slots = nil, l.slots.groups
+			continue
+		case <-turn.C:
+			turns, slots = nil, l.slots.groups
+			continue
+		case slots <- struct{}{}:
+			defer func() { <-slots }()
+		case v := <-leader.told: // another leader has run its group
+			leader.told <- v
 			return nil
+		case <-ctx.Done():
+			return l.abdicate(ctx, ln, leader)
 		}
-		leader.state, ln.led = left, false
-		l.dequeue(ln)
-		l.wait(ln, -1)
-		l.next(ln)
-		return fmt.Errorf("wait to write for tenant %d: %w", ln.tenant, ctx.Err())
+		break
 	}
 	group := l.gather(ln, leader)
 	if group == nil {
@@ -330,6 +346,20 @@ func (l *lanes[W, O]) lead(ctx context.Context, ln *lane[W, O], leader *ticket[W
 	l.runGroup(ctx, group)
 	panicked = false
 	return nil
+}
+
+// abdicate ends the wait of a leader whose ctx has ended, unless another leader runs its group.
+func (l *lanes[W, O]) abdicate(ctx context.Context, ln *lane[W, O], leader *ticket[W, O]) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if leader.state != leads {
+		return nil
+	}
+	leader.state, ln.queued = left, false
+	l.dequeue(ln)
+	l.wait(ln, -1)
+	l.next(ln)
+	return fmt.Errorf("wait to write for tenant %d: %w", ln.tenant, ctx.Err())
 }
 
 func (l *lanes[W, O]) dequeue(ln *lane[W, O]) {
@@ -373,6 +403,8 @@ func (l *lanes[W, O]) isSeparate(tenant int64) bool {
 // take removes a part from the lane's ready tickets, the leader first.
 func (l *lanes[W, O]) take(ln *lane[W, O]) *part[W, O] {
 	p := &part[W, O]{lane: ln}
+	ln.queued = false
+	ln.running++
 	n := 0
 	for ; n < len(ln.ready) && len(p.tickets) < maxGroup; n++ { // ready grows when the ticket of a caller that left frees its entity
 		t := ln.ready[n]
@@ -424,7 +456,7 @@ func (l *lanes[W, O]) settle(p *part[W, O]) {
 		}
 		t.tell(told, v)
 	}
-	p.led = false
+	p.running--
 	l.next(p.lane)
 }
 

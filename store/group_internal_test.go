@@ -33,11 +33,12 @@ func newFakeLanes(slotsOfGroups int) *fakeLanes {
 		}
 		return w / 10
 	}
-	f.lanes = newLanes(&slots{groups: make(chan struct{}, slotsOfGroups), alone: make(chan struct{}, 1), locked: make(chan struct{}, 1)},
+	f.lanes = newLanes(&slots{turns: make(chan struct{}, slotsOfGroups), groups: make(chan struct{}, slotsOfGroups), alone: make(chan struct{}, 1), locked: make(chan struct{}, 1)},
 		key, func(ctx context.Context, writes []int, at place) ([]int, error) {
 			f.mu.Lock()
 			// synctest orders runs that are a second apart
-			f.ran = append(f.ran, fmt.Sprintf("%s: %v %s", strings.Trim(fmt.Sprint(at.tenants), "[]"), writes, at.lockTimeout))
+			f.ran = append(f.ran, fmt.Sprintf("%s: %v %s", strings.Trim(fmt.Sprint(slices.Sorted(slices.Values(at.tenants))), "[]"),
+				slices.Sorted(slices.Values(writes)), at.lockTimeout))
 			f.mu.Unlock()
 			select {
 			case <-time.After(time.Second):
@@ -82,7 +83,7 @@ func (f *fakeLanes) wantRan(t *testing.T, want ...string) {
 	if diff := cmp.Diff(want, f.ran); diff != "" {
 		t.Errorf("what ran (-want +got):\n%s", diff)
 	}
-	if len(f.open) > 0 || len(f.slots.groups) > 0 || len(f.slots.alone) > 0 || f.slots.waiting.Load() != 0 {
+	if len(f.open) > 0 || len(f.slots.turns) > 0 || len(f.slots.groups) > 0 || len(f.slots.alone) > 0 || f.slots.waiting.Load() != 0 {
 		t.Errorf("%d lanes remain, %d and %d slots, %d wait", len(f.open), len(f.slots.groups),
 			len(f.slots.alone), f.slots.waiting.Load())
 	}
@@ -99,7 +100,7 @@ func TestALoneWriteWaitsForNobodyAndTheNextOnesGoTogether(t *testing.T) {
 			f.start(t.Context(), 1, 3):  "[3] <nil> 2s",
 			f.start(t.Context(), 2, 4):  "[4] <nil> 1s", // another tenant
 		})
-		f.wantRan(t, "1: [1] 50ms", "2: [4] 50ms", "1: [2 30 3] 50ms", "1: [31] 50ms")
+		f.wantRan(t, "1: [1] 50ms", "2: [4] 50ms", "1: [2 3 30] 50ms", "1: [31] 50ms")
 	})
 }
 
@@ -119,7 +120,44 @@ func TestTenantsThatWaitForASlotShareATransaction(t *testing.T) {
 		if got := f.slots.runs.Load(); got != 2 {
 			t.Errorf("%d transactions, want 2", got)
 		}
-		f.wantRan(t, "1: [1] 50ms", "2 3 4 1: [5 6 7 8 9 2] 50ms")
+		f.wantRan(t, "1: [1] 50ms", "1 2 3 4: [2 5 6 7 8 9] 50ms")
+	})
+}
+
+// With as many groups under way as there are turns, the lanes that wait become one group. It runs
+// beside them only once they have proved slow.
+func TestGroupsWithoutATurnWaitForALittle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeLanes(8)
+		f.slots.turns = make(chan struct{}, 1)
+		first := f.start(t.Context(), 1, 1)
+		began := time.Now()
+		others := []chan string{f.start(t.Context(), 2, 2), f.start(t.Context(), 3, 3)}
+		for _, c := range append(others, first) {
+			<-c
+		}
+		if took := time.Since(began); took != time.Second+patience {
+			t.Errorf("took %s", took)
+		}
+		f.wantRan(t, "1: [1] 50ms", "2 3: [2 3] 50ms")
+	})
+}
+
+// While a group of a tenant is under way, eight more writes make a second one, and no more a third.
+func TestABusyTenantHasTwoGroupsUnderWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeLanes(8)
+		ends := map[chan string]string{f.start(t.Context(), 1, 1): "[1] <nil> 1s"}
+		for w := range busy {
+			ends[f.start(t.Context(), 1, w+2)] = fmt.Sprintf("[%d] <nil> 1s", w+2)
+		}
+		for w := range 2 * busy {
+			ends[f.start(t.Context(), 1, w%10)] = fmt.Sprintf("[%d] <nil> 2s", w%10)
+		}
+		wantEnds(t, ends)
+		if len(f.ran) != 3 {
+			t.Errorf("groups: %q", f.ran)
+		}
 	})
 }
 
@@ -194,7 +232,7 @@ func TestCallersThatGiveUpLeaveTheOthersInPeace(t *testing.T) {
 			f.start(impatient, 2, 1):    "[] wait to write for tenant 2: context deadline exceeded 500ms", // the leader of its lane
 			f.start(t.Context(), 2, 2):  "[2] <nil> 2s",
 		})
-		f.wantRan(t, "1: [10] 50ms", "2 1: [2 1 22] 50ms")
+		f.wantRan(t, "1: [10] 50ms", "1 2: [1 2 22] 50ms")
 	})
 }
 
@@ -291,7 +329,7 @@ func TestACallerThatHasNotReadBlocksNobody(t *testing.T) {
 func TestALeaderWhoseGroupAnotherTookGetsItsOutcome(t *testing.T) {
 	run := func(_ context.Context, writes []int, _ place) ([]int, error) { return writes, nil }
 	for range 64 { // the slot and the outcome are there at once, so each time one of the two may win
-		l := newLanes(&slots{groups: make(chan struct{}, 1)}, func(w int) any { return w }, run)
+		l := newLanes(&slots{turns: make(chan struct{}, 1), groups: make(chan struct{}, 1)}, func(w int) any { return w }, run)
 		join := func(w int) (*lane[int, int], *ticket[int, int]) {
 			ticket := newTicket[int, int](w, w)
 			ln, err := l.join(1, ticket)
@@ -308,7 +346,7 @@ func TestALeaderWhoseGroupAnotherTookGetsItsOutcome(t *testing.T) {
 		l.dequeue(ln)
 		l.free(ln, old)
 		old.tell(told, verdict[int]{out: 7})
-		ln.led = false
+		ln.running--
 		l.mu.Unlock()
 		_, next := join(8)
 		for _, leader := range []*ticket[int, int]{old, next} {
