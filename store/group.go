@@ -24,8 +24,8 @@ var ErrOverloaded = errors.New("store: too many writes are waiting")
 // Group commit (docs/adr/0009-group-commit.md). One statement that writes 30 rows costs a little
 // more than one that writes a single row, and one COMMIT syncs them all.
 const (
-	// maxRunning is how many groups of a tenant run at once if busy writes wait, and no other tenant:
-	// while one commits, the next one works.
+	// maxRunning is how many groups of a tenant run at once if busy writes wait, and no other
+	// tenant: while one commits, the next one works.
 	maxRunning, busy = 2, 8
 	// patience is how long a group waits for those under way to end, when there is one for each
 	// processor. They are larger for it, and PostgreSQL works less per write. After that time the
@@ -69,8 +69,8 @@ type slots struct {
 
 func newSlots(pool *pgxpool.Pool) *slots {
 	conns := int(pool.Config().MaxConns)
-	return &slots{turns: make(chan struct{}, max(2, runtime.GOMAXPROCS(0))), groups: make(chan struct{}, max(1, conns/2)), alone: make(chan struct{}, max(1, conns/4)),
-		locked: make(chan struct{}, max(1, conns/8))}
+	return &slots{turns: make(chan struct{}, max(2, runtime.GOMAXPROCS(0))), groups: make(chan struct{}, max(1, conns/2)),
+		alone: make(chan struct{}, max(1, conns/4)), locked: make(chan struct{}, max(1, conns/8))}
 }
 
 // Stats are counts since the start, except Waiting, which is a gauge.
@@ -88,11 +88,11 @@ func (s *Store) Stats() Stats {
 }
 
 // lanes coalesce concurrent single writes of one kind. While a group of a tenant runs, or two if
-// many writes wait, the tenant's next group gathers. A write that finds no group running does not wait for other writes. The
-// callers do the work: the first waiting caller of a tenant leads the next group, in its own
-// goroutine. A leader with a slot also takes along the groups of the tenants whose leaders wait for
-// one: one statement writes for all of them (docs/adr/0028-tenants-in-one-statement.md). Each step
-// of a write holds the mutex:
+// many writes wait, the tenant's next group gathers. A write that finds no group running does not
+// wait for other writes. The callers do the work: the first waiting caller of a tenant leads the
+// next group, in its own goroutine. A leader with a slot also takes along the groups of the tenants
+// whose leaders wait for one: one statement writes for all of them
+// (docs/adr/0028-tenants-in-one-statement.md). Each step of a write holds the mutex:
 //
 //	join ──▶ waits ──next──▶ leads ──take──▶ taken ──settle──▶ told
 //	           │ └────────────│──────take──────▲ │
@@ -262,7 +262,8 @@ func (t *ticket[W, O]) tell(state ticketState, v verdict[O]) {
 }
 
 // next tells the first waiting caller to lead if no group is under way, or one is and many writes
-// wait. It removes a lane that has nothing under way. The caller holds the mutex, as for free, take and settle.
+// wait. It removes a lane that has nothing under way. The caller holds the mutex, as for free, take
+// and settle.
 func (l *lanes[W, O]) next(ln *lane[W, O]) {
 	idle := len(l.queue) == 0 && len(l.slots.turns) < cap(l.slots.turns) // no other tenant waits
 	for !ln.queued && len(ln.ready) > 0 && (ln.running == 0 || idle && ln.running < maxRunning && len(ln.ready) >= busy) {

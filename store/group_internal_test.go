@@ -33,8 +33,9 @@ func newFakeLanes(slotsOfGroups int) *fakeLanes {
 		}
 		return w / 10
 	}
-	f.lanes = newLanes(&slots{turns: make(chan struct{}, slotsOfGroups), groups: make(chan struct{}, slotsOfGroups), alone: make(chan struct{}, 1), locked: make(chan struct{}, 1)},
-		key, func(ctx context.Context, writes []int, at place) ([]int, error) {
+	f.lanes = newLanes(&slots{turns: make(chan struct{}, slotsOfGroups), groups: make(chan struct{}, slotsOfGroups),
+		alone: make(chan struct{}, 1), locked: make(chan struct{}, 1)}, key,
+		func(ctx context.Context, writes []int, at place) ([]int, error) {
 			f.mu.Lock()
 			// synctest orders runs that are a second apart
 			f.ran = append(f.ran, fmt.Sprintf("%s: %v %s", strings.Trim(fmt.Sprint(slices.Sorted(slices.Values(at.tenants))), "[]"),
@@ -191,21 +192,23 @@ func TestATenantWhoseWriteFailedSharesNoTransaction(t *testing.T) {
 			}
 			return out, err
 		}
-		together := func(writes ...string) {
-			ends := map[chan string]string{f.start(t.Context(), 9, 1): "[1] <nil> 1s"}
-			for tenant, want := range writes {
-				w := 3
-				if want == "[] bad 3s" {
-					w = 20
-				}
-				ends[f.start(t.Context(), int64(tenant+1), w)] = want
+		together := func(want []string, writes ...int) {
+			t.Helper()
+			ends := []chan string{f.start(t.Context(), 9, 1)} // holds the slot
+			for tenant, w := range writes {
+				ends = append(ends, f.start(t.Context(), int64(tenant+1), w))
 			}
-			wantEnds(t, ends)
+			for _, c := range ends {
+				<-c
+			}
+			slices.Sort(f.ran)
+			f.wantRan(t, want...)
+			f.ran = nil
 		}
-		together("[3] <nil> 3s", "[] bad 3s")
-		together("[3] <nil> 2s", "[3] <nil> 3s", "[3] <nil> 2s")
+		together([]string{"1 2: [3 20] 50ms", "1: [3] 100ms", "2: [20] 100ms", "9: [1] 50ms"}, 3, 20)
+		together([]string{"1 3: [4 6] 50ms", "2: [5] 50ms", "9: [1] 50ms"}, 4, 5, 6)
 		time.Sleep(separateFor)
-		together("[3] <nil> 2s", "[3] <nil> 2s")
+		together([]string{"1 2: [4 5] 50ms", "9: [1] 50ms"}, 4, 5)
 	})
 }
 
