@@ -337,7 +337,7 @@ func TestNoTenantReadsOrWritesAnothersRows(t *testing.T) {
 			for _, tenant := range []int64{2, 0} {
 				err := postgres.InTx(ctx, apiPool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 					if tenant != 0 {
-						if err := postgres.SetTenant(ctx, tx, tenant); err != nil {
+						if _, err := tx.Exec(ctx, fmt.Sprint("SET LOCAL tidings.tenant = ", tenant)); err != nil {
 							return err
 						}
 					}

@@ -474,7 +474,7 @@ func (l *lanes[W, O]) alone(ctx context.Context, ln *lane[W, O], t *ticket[W, O]
 	l.slots.single.Add(1)
 	for slot := l.slots.alone; ; slot = l.slots.locked {
 		outs, err := l.try(ctx, slot, ln.tenant, t.write)
-		if err != nil {
+		if postgres.IsLockTimeout(err) || err != nil && !postgres.IsTransient(err) {
 			l.mu.Lock()
 			l.separate[ln.tenant] = time.Now().Add(separateFor)
 			l.mu.Unlock()

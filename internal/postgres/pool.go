@@ -280,14 +280,3 @@ func WriteInTenants(ctx context.Context, pool *pgxpool.Pool, tenants []int64, lo
 		return err
 	})
 }
-
-// setTenantSQL sets the tenant that row-level security compares with, for this transaction.
-const setTenantSQL = `SELECT set_config('tidings.tenant', $1::bigint::text, true)`
-
-// SetTenant sets the tenant of tx's transaction.
-func SetTenant(ctx context.Context, tx pgx.Tx, tenant int64) error {
-	if _, err := tx.Exec(ctx, setTenantSQL, tenant); err != nil {
-		return fmt.Errorf("set tenant %d: %w", tenant, err)
-	}
-	return nil
-}

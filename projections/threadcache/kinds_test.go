@@ -226,7 +226,7 @@ func compareKind(t *testing.T, begin func(context.Context, pgx.TxOptions) (pgx.T
 		t.Fatal(err)
 	}
 	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
-	if err := postgres.SetTenant(ctx, tx, 1); err != nil {
+	if _, err := tx.Exec(ctx, `SET LOCAL tidings.tenant = 1`); err != nil {
 		t.Fatal(err)
 	}
 	var visible []string
