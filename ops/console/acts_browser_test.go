@@ -93,6 +93,10 @@ func (d *desk) sampleActs(t *testing.T) map[string]actCase {
 			fill: map[string]string{"decide": "Approve"}, says: "Approved 2 comments.",
 			want: `(SELECT count(*) = 2 FROM children_comment WHERE moderation_state = 'APPROVED' AND child_id IN ('` +
 				strings.Join(all, "', '") + `'))`},
+		"moderation.undo": {before: func() { d.deliver(t) }, by: max, page: "/console/audit?act=moderation.decide_all",
+			first: "moderation.decide_all", button: "Undo all of it", says: "Held 2 comments.",
+			want: `(SELECT count(*) = 2 FROM children_comment WHERE moderation_state = 'PENDING' AND version = 3 AND child_id IN ('` +
+				strings.Join(all, "', '") + `'))`},
 		"thread.settings": {by: max, page: "/console/moderation-threads", button: "Change settings", check: []string{"locked"},
 			says: "Locked: yes. Premoderated: yes.",
 			want: `EXISTS (SELECT FROM threads WHERE tenant_id = 7 AND version_state = 'LATEST' AND (object ->> 'locked')::boolean)`},

@@ -51,6 +51,7 @@ func (c *Console) funcs() template.FuncMap {
 		"plural":  func(n int, noun string) string { return words.Of(int64(n), noun) },
 		"join":    strings.Join,
 		"lower":   strings.ToLower,
+		"quoted":  quoted,
 		"url":     func(path string, pairs ...any) string { return address(path, pairs...) },
 		"act":     func(f *frame, name string) *act { return f.View.c.acts[name] },
 		"mayAct":  func(f *frame, name string) bool { return f.View.mayAct(f.View.c.acts[name]) },
@@ -67,6 +68,7 @@ func (c *Console) funcs() template.FuncMap {
 		"label":       func(a *act) string { return a.label },
 		"danger":      func(a *act) bool { return a.irreversible },
 		"repairInput": repairInput,
+		"undoable":    c.undoable,
 		"storeCounts": c.counts,
 		"holdWords":   holdWords,
 		"mib":         func(bytes int64) string { return strconv.FormatFloat(float64(bytes)/(1<<20), 'f', 1, 64) },
@@ -173,6 +175,17 @@ func span(v any) string {
 		return fmt.Sprintf("%d h %d min", int(d.Hours()), int(d.Minutes())%60)
 	}
 	return fmt.Sprintf("%d days", int(d.Hours()/24))
+}
+
+// quotedRunes bounds a text that a card quotes.
+const quotedRunes = 200
+
+// quoted cuts a text that is quoted beside its answer.
+func quoted(text string) string {
+	if runes := []rune(text); len(runes) > quotedRunes {
+		return string(runes[:quotedRunes]) + "…"
+	}
+	return text
 }
 
 // pretty indents JSON. It returns other text unchanged.

@@ -64,7 +64,7 @@
     showAge();
   };
   if (live) {
-    const name = `tidings ${live.dataset.session} ${live.dataset.live}`;
+    const name = `tidings ${document.body.dataset.session} ${live.dataset.live}`;
     const windows = new BroadcastChannel(name);
     let last; // the content that this window's stream has sent
     windows.addEventListener("message", (e) => {
@@ -122,6 +122,24 @@
       say("The browser does not allow copying");
     }
   });
+
+  // Reasons that the reader gave for acts of a sort, at most nine. This browser keeps them for the token. Each stays in its
+  // place until nine others were used after it, so hands learn its number.
+  const reasons = (sort) => {
+    const name = `tidings-reasons ${document.body.dataset.session} ${sort}`;
+    const read = () => { try { return JSON.parse(localStorage.getItem(name)) || []; } catch { return []; } };
+    return {
+      all: () => read().map((r) => r.text),
+      add: (text) => {
+        const all = read();
+        let at = all.findIndex((r) => r.text === text);
+        if (at < 0) at = all.length < 9 ? all.length : all.reduce((old, r, i) => (r.used < all[old].used ? i : old), 0);
+        all[at] = { text, used: Date.now() };
+        try { localStorage.setItem(name, JSON.stringify(all)); } catch { /* storage is blocked */ }
+      },
+    };
+  };
+  window.tidings = { reasons };
 
   // Send a form once only.
   document.addEventListener("submit", (e) => {
