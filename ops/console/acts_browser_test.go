@@ -197,12 +197,13 @@ func (b *browser) doAct(t *testing.T, name string, a actCase) {
 	if is() {
 		t.Fatalf("the condition is true before the act: %s", a.want)
 	}
+	b.expect("status of 404") // an act may end what its page is about
 	b.open(a.page)
 	if a.first != "" {
 		b.click(a.first)
 	}
 	b.run(chromedp.Click(chromedp.Search(fmt.Sprintf(`%s//*[self::a or self::button][normalize-space(.)=%q]`, a.in, a.button))))
-	b.run(chromedp.WaitVisible(chromedp.CSS("#reason")))
+	b.run(chromedp.WaitVisible(chromedp.CSS("#act-reason")))
 	b.accessible("the form of " + name)
 	for field, value := range a.fill {
 		b.run(chromedp.SetValue(chromedp.CSS("#f-"+field), value))
@@ -211,9 +212,9 @@ func (b *browser) doAct(t *testing.T, name string, a actCase) {
 		b.run(chromedp.Click(chromedp.CSS(`input[type=checkbox][value="` + value + `"]`)))
 	}
 	eval[*bool](b, `document.querySelectorAll("#confirm").forEach(e => { e.value = e.placeholder; }), null`)
-	b.run(chromedp.SendKeys(chromedp.CSS("#reason"), "because the test says so"), chromedp.Click(chromedp.CSS("form.stack button")))
+	b.confirm("because the test says so")
 	b.waits(a.says)
-	if shown := strings.Contains(b.text(), "tdg_"); shown != a.secret {
+	if shown := strings.Contains(eval[string](b, `document.body.innerText`), "tdg_"); shown != a.secret {
 		t.Errorf("the outcome shows a token: %t, want %t", shown, a.secret)
 	}
 	if !is() {
@@ -231,6 +232,8 @@ func (b *browser) doAct(t *testing.T, name string, a actCase) {
 		!strings.Contains(r.Outcome, a.says) || r.Target == "" {
 		t.Errorf("the audit log has %+v", r)
 	}
+	from := eval[string](b, `location.pathname`)
 	b.click("Back")
-	b.run(chromedp.WaitVisible(chromedp.CSS("main h1")), chromedp.WaitNotPresent(chromedp.CSS("#outcome")))
+	b.until(`document.querySelector("main h1") && ` +
+		`(location.pathname !== "` + from + `" || !document.querySelector("#act[open], #outcome"))`)
 }

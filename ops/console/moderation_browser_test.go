@@ -186,16 +186,17 @@ func TestADecisionOfEachSortInTheBrowser(t *testing.T) {
 		}
 		b.open("/console/moderation?author=1")
 		b.click("Decide on all that match")
-		b.run(chromedp.SetValue(chromedp.CSS("#f-decide"), "Approve"), chromedp.SendKeys(chromedp.CSS("#reason"), "all good"),
-			chromedp.Click(chromedp.CSS("form.stack button")))
+		b.run(chromedp.SetValue(chromedp.CSS("#f-decide"), "Approve"))
+		b.confirm("all good")
 		b.run(chromedp.WaitVisible(chromedp.CSS("#outcome .badge.ok")))
 		b.open("/console/inspect?kind=comment&id=" + ids[4])
 		b.act("Decide")
 		b.run(chromedp.WaitVisible(chromedp.CSS("#outcome .badge.ok")))
 		b.open("/console/inspect?kind=comment&id=6")
 		b.click("Change settings")
-		b.run(chromedp.Click(chromedp.CSS(`input[value=locked]`)), chromedp.SendKeys(chromedp.CSS("#reason"), "enough"),
-			chromedp.Submit(chromedp.CSS("#reason")), chromedp.WaitVisible(chromedp.CSS("#outcome .badge.ok")))
+		b.run(chromedp.Click(chromedp.CSS(`input[value=locked]`)))
+		b.confirm("enough")
+		b.run(chromedp.WaitVisible(chromedp.CSS("#outcome .badge.ok")))
 		if got, want := strings.Join(d.states(t, ids...), ", "), "VISIBLE 2, VISIBLE 2, VISIBLE 2, REMOVED 3, VISIBLE 2"; got != want {
 			t.Errorf("%s: the comments are %s, want %s", l, got, want)
 		}

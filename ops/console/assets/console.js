@@ -162,7 +162,8 @@
       find.select();
       return;
     }
-    if (e.ctrlKey || e.metaKey || e.altKey || e.target.closest("input, textarea, select, [contenteditable]") || (help && help.open)) return;
+    if (e.ctrlKey || e.metaKey || e.altKey || e.target.closest("input, textarea, select, [contenteditable]")) return;
+    if (document.querySelector("dialog[open]")) return;
     if (Date.now() - g < 1500) {
       g = 0;
       const link = document.querySelector(`nav a[data-key="${CSS.escape(e.key)}"]`);
