@@ -52,6 +52,7 @@ func (c *Console) funcs() template.FuncMap {
 		"join":    strings.Join,
 		"lower":   strings.ToLower,
 		"quoted":  quoted,
+		"fit":     fit,
 		"url":     func(path string, pairs ...any) string { return address(path, pairs...) },
 		"act":     func(f *frame, name string) *act { return f.View.c.acts[name] },
 		"mayAct":  func(f *frame, name string) bool { return f.View.mayAct(f.View.c.acts[name]) },
