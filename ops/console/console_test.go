@@ -532,3 +532,15 @@ func TestAnOperatorChoosesATenantOnce(t *testing.T) {
 		t.Errorf("a tenant's token chooses: %s", ours.body)
 	}
 }
+
+func TestATimeSaysHowLongAgoItIs(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2030, 6, 1, 12, 0, 0, 0, time.UTC)
+	for since, want := range map[time.Duration]string{0: "just now", 59 * time.Second: "just now", -time.Second: "just now",
+		time.Minute: "1 min ago", 47 * time.Hour: "47 h ago", 49 * time.Hour: "2 days ago", -3 * time.Hour: "in 3 h",
+		60 * 24 * time.Hour: "2030-04-02"} {
+		if got := console.Relative(now.Add(-since), now); got != want {
+			t.Errorf("%s ago: %q, want %q", since, got, want)
+		}
+	}
+}

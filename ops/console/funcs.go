@@ -123,8 +123,9 @@ func address(path string, pairs ...any) string {
 	return u.String()
 }
 
-// timeHTML renders a time in UTC, and console.css says so to a reader without scripts. console.js
-// shows it in the reader's zone. v is a time.Time or a *time.Time; a zero or nil time is a dash.
+// timeHTML renders how long ago a time is, or in how long it comes. Its title has the exact time.
+// A reader without scripts, whose page grows old, sees the time in UTC, and console.css says so. v
+// is a time.Time or a *time.Time; a zero or nil time is a dash.
 func timeHTML(v any) template.HTML {
 	var t time.Time
 	switch v := v.(type) {
@@ -140,7 +141,24 @@ func timeHTML(v any) template.HTML {
 	}
 	t = t.UTC()
 	exact := t.Format("2006-01-02T15:04:05.000000Z")
-	return template.HTML(`<time datetime="` + exact + `" title="` + exact + `">` + t.Format("2006-01-02 15:04:05") + `</time>`)
+	return template.HTML(`<time datetime="` + exact + `" title="` + exact + `"><span class="unscripted">` +
+		t.Format("2006-01-02 15:04:05") + `</span><span class="scripted">` + relative(t, time.Now()) + `</span></time>`)
+}
+
+// relative formats a time for somebody who reads it at now: "3 min ago", "in 2 days". Beyond 60
+// days it is a date. console.js has the same rule.
+func relative(t, now time.Time) string {
+	d, form := now.Sub(t), "%s ago"
+	if d < 0 {
+		d, form = -d, "in %s"
+	}
+	switch {
+	case d < time.Minute:
+		return "just now"
+	case d < 60*24*time.Hour:
+		return fmt.Sprintf(form, age(d))
+	}
+	return t.UTC().Format(time.DateOnly)
 }
 
 // span formats a duration for people. v is a time.Duration or a number of seconds.

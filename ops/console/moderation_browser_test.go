@@ -36,7 +36,7 @@ func moderationPages(h *harness) []browserPage {
 		{path: "/console/archive", says: "Ranges of the outbox", who: h.Tokens.Admin},
 		{path: "/console/erasure", says: "not finished", who: h.Tokens.Admin},
 		{path: "/console/act/erasure.start?tenant=7&author=42", says: "permanently", who: h.Tokens.Admin},
-		{path: "/console/inspect?tenant=7&kind=user&id=1", says: "followers", who: h.Tokens.Admin},
+		{path: "/console/inspect?tenant=7&kind=user&id=1", says: "counts of user 1", who: h.Tokens.Admin},
 	}
 }
 

@@ -94,6 +94,6 @@ func TestACardTellsWhatAModeratorNeeds(t *testing.T) {
 	d.report(t, out[0].Child.ID, event.ModerationPending, "a quarrel")
 	d.deliver(t)
 	page(t, d.signIn(t, d.Tokens.TenantModerator), "/console/moderation").says("replies to 3 hidden the words before", "an answer",
-		"1 approved, 1 removed of 4", "s old")
+		"1 approved, 1 removed of 4", "just now")
 	page(t, d.signIn(t, d.Tokens.TenantReader), "/console/moderation").says("replies to 3").without("the words before", "an answer")
 }
