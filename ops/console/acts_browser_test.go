@@ -235,5 +235,5 @@ func (b *browser) doAct(t *testing.T, name string, a actCase) {
 	from := eval[string](b, `location.pathname`)
 	b.click("Back")
 	b.until(`document.querySelector("main h1") && ` +
-		`(location.pathname !== "` + from + `" || !document.querySelector("#act[open], #outcome"))`)
+		`(location.pathname !== "` + from + `" || !document.querySelector("#dialog[open], #outcome"))`)
 }

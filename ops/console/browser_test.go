@@ -336,7 +336,7 @@ func (b *browser) confirm(reason string) {
 		b.run(chromedp.WaitVisible(chromedp.CSS("#outcome")))
 		return
 	}
-	b.until(`document.querySelector("#act[open] .secret") || document.querySelector("main #outcome") && location.pathname !== "` + from +
+	b.until(`document.querySelector("#dialog[open] .secret") || document.querySelector("main #outcome") && location.pathname !== "` + from +
 		`" || (document.querySelector("#view")?.click(), false)`)
 }
 

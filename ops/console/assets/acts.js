@@ -10,7 +10,7 @@
     return e;
   };
 
-  const dialog = make("dialog", { id: "act" });
+  const dialog = make("dialog", { id: "dialog" });
   dialog.setAttribute("aria-labelledby", "act-title");
   const toast = make("div", { id: "toast" });
   toast.setAttribute("role", "status");
