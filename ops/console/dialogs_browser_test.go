@@ -102,3 +102,19 @@ func TestADialogKeepsWhatFailedInTheBrowser(t *testing.T) {
 	b.click("View")
 	b.waits("dead_letter.retry")
 }
+
+// TestAReasonIsTwoClicksAwayInTheBrowser asks why an event was not delivered.
+func TestAReasonIsTwoClicksAwayInTheBrowser(t *testing.T) {
+	h := start(t)
+	h.bury(t, 1, 1, 7, "too large", "")
+	b, n := h.browser(t, chromium(t), h.Tokens.TenantAdmin, look{}), 0
+	b.run(chromedp.Focus(chromedp.CSS("#find")))
+	b.keys("post/1")
+	b.step(&n, chromedp.KeyEvent(kb.Enter))
+	b.waits("DLQ")
+	b.step(&n, chromedp.Click(chromedp.CSS("main td a code")))
+	b.waits("after 11 attempts: too large")
+	if n != 2 {
+		t.Errorf("%d clicks", n)
+	}
+}
