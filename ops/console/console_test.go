@@ -499,3 +499,48 @@ func TestALivePageIsReadOncePerSecondHoweverManyLook(t *testing.T) {
 		t.Errorf("%d reads for one reader in %s", n, time.Since(began))
 	}
 }
+
+// TestAnOperatorChoosesATenantOnce chooses a tenant on one page, which others then have, and
+// clears it.
+func TestAnOperatorChoosesATenantOnce(t *testing.T) {
+	t.Parallel()
+	h := start(t)
+	ada, max := h.signIn(t, h.Tokens.Admin), h.signIn(t, h.Tokens.TenantModerator)
+	nav := func(a *answer, want string) {
+		t.Helper()
+		for _, title := range []string{"Moderation", "Event", "Audit log", "Tokens"} {
+			if u, err := url.Parse(a.link(title)); err != nil || u.Query().Get("tenant") != want {
+				t.Errorf("%s: %s leads to %s, %v, want tenant %q", a.path, title, u, err, want)
+			}
+		}
+	}
+	nav(page(t, ada, "/console/"), "")
+	first := page(t, ada, "/console/moderation?list=hidden&after=").says("Choose a tenant")
+	if !strings.Contains(first.body, `<input type="hidden" name="list" value="hidden">`) {
+		t.Errorf("the field of the header loses the list: %s", first.body)
+	}
+	nav(page(t, ada, "/console/moderation?tenant=7&list=hidden"), "7")
+	nav(page(t, ada, "/console/"), "7")
+	nav(page(t, ada, "/console/audit"), "7") // the page itself shows all
+	page(t, ada, "/console/audit?tenant=8")
+	nav(page(t, ada, "/console/consumers"), "8")
+	page(t, ada, "/console/audit?tenant=")
+	nav(page(t, ada, "/console/"), "")
+	ours := page(t, max, "/console/moderation?tenant=8")
+	if strings.Contains(ours.body, ">Tenant <input") || len(ours.header.Values("Set-Cookie")) > 0 ||
+		strings.Contains(ours.link("Event"), "tenant") {
+		t.Errorf("a tenant's token chooses: %s", ours.body)
+	}
+}
+
+func TestATimeSaysHowLongAgoItIs(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2030, 6, 1, 12, 0, 0, 0, time.UTC)
+	for since, want := range map[time.Duration]string{0: "just now", 59 * time.Second: "just now", -time.Second: "just now",
+		time.Minute: "1 min ago", 47 * time.Hour: "47 h ago", 49 * time.Hour: "2 days ago", -3 * time.Hour: "in 3 h",
+		60 * 24 * time.Hour: "2030-04-02"} {
+		if got := console.Relative(now.Add(-since), now); got != want {
+			t.Errorf("%s ago: %q, want %q", since, got, want)
+		}
+	}
+}

@@ -276,8 +276,8 @@ func TestNoPayloadRunsNorBreaksAPage(t *testing.T) {
 				t.Errorf("%s has <%s>", path, n.Data)
 			}
 		}
-		if scripts != 3 {
-			t.Errorf("%s has %d scripts, want the layout's 3", path, scripts)
+		if scripts != 4 {
+			t.Errorf("%s has %d scripts, want the layout's 4", path, scripts)
 		}
 	}
 	for i, p := range payloads() {

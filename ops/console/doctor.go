@@ -36,8 +36,8 @@ func (c *Console) titleOf(to string) string {
 }
 
 type doctorPage struct {
-	Findings         []doctor.Finding
-	Errors, Warnings int
+	Trees            []doctor.Tree
+	Errors, Warnings int // root causes
 }
 
 func (c *Console) doctorData(ctx context.Context, _ *view) (any, error) {
@@ -48,8 +48,8 @@ func (c *Console) doctorData(ctx context.Context, _ *view) (any, error) {
 	if now.Probed.Err != nil {
 		return nil, now.Probed.Err
 	}
-	p := doctorPage{Findings: now.Findings}
-	for _, f := range p.Findings {
+	p := doctorPage{Trees: now.Trees()}
+	for _, f := range p.Trees {
 		if f.Severity == doctor.Error {
 			p.Errors++
 		} else {

@@ -32,3 +32,6 @@ func (c *Console) Pages() (all []Page) {
 	}
 	return all
 }
+
+// Relative is the rule of every time on a page.
+var Relative = relative

@@ -51,6 +51,8 @@ func (c *Console) funcs() template.FuncMap {
 		"plural":  func(n int, noun string) string { return words.Of(int64(n), noun) },
 		"join":    strings.Join,
 		"lower":   strings.ToLower,
+		"quoted":  quoted,
+		"fit":     fit,
 		"url":     func(path string, pairs ...any) string { return address(path, pairs...) },
 		"act":     func(f *frame, name string) *act { return f.View.c.acts[name] },
 		"mayAct":  func(f *frame, name string) bool { return f.View.mayAct(f.View.c.acts[name]) },
@@ -67,6 +69,7 @@ func (c *Console) funcs() template.FuncMap {
 		"label":       func(a *act) string { return a.label },
 		"danger":      func(a *act) bool { return a.irreversible },
 		"repairInput": repairInput,
+		"undoable":    c.undoable,
 		"storeCounts": c.counts,
 		"holdWords":   holdWords,
 		"mib":         func(bytes int64) string { return strconv.FormatFloat(float64(bytes)/(1<<20), 'f', 1, 64) },
@@ -120,8 +123,9 @@ func address(path string, pairs ...any) string {
 	return u.String()
 }
 
-// timeHTML renders a time in UTC, and console.css says so to a reader without scripts. console.js
-// shows it in the reader's zone. v is a time.Time or a *time.Time; a zero or nil time is a dash.
+// timeHTML renders how long ago a time is, or in how long it comes. Its title has the exact time.
+// A reader without scripts, whose page grows old, sees the time in UTC, and console.css says so. v
+// is a time.Time or a *time.Time; a zero or nil time is a dash.
 func timeHTML(v any) template.HTML {
 	var t time.Time
 	switch v := v.(type) {
@@ -137,8 +141,24 @@ func timeHTML(v any) template.HTML {
 	}
 	t = t.UTC()
 	exact := t.Format("2006-01-02T15:04:05.000000Z")
-	short := t.Format("2006-01-02 15:04:05")
-	return template.HTML(`<time datetime="` + exact + `" title="` + exact + `">` + short + `</time>`) //nolint:gosec // no markup
+	return template.HTML(`<time datetime="` + exact + `" title="` + exact + `"><span class="unscripted">` +
+		t.Format("2006-01-02 15:04:05") + `</span><span class="scripted">` + relative(t, time.Now()) + `</span></time>`)
+}
+
+// relative formats a time for somebody who reads it at now: "3 min ago", "in 2 days". Beyond 60
+// days it is a date. console.js has the same rule.
+func relative(t, now time.Time) string {
+	d, form := now.Sub(t), "%s ago"
+	if d < 0 {
+		d, form = -d, "in %s"
+	}
+	switch {
+	case d < time.Minute:
+		return "just now"
+	case d < 60*24*time.Hour:
+		return fmt.Sprintf(form, age(d))
+	}
+	return t.UTC().Format(time.DateOnly)
 }
 
 // span formats a duration for people. v is a time.Duration or a number of seconds.
@@ -174,6 +194,17 @@ func span(v any) string {
 		return fmt.Sprintf("%d h %d min", int(d.Hours()), int(d.Minutes())%60)
 	}
 	return fmt.Sprintf("%d days", int(d.Hours()/24))
+}
+
+// quotedRunes bounds a text that a card quotes.
+const quotedRunes = 200
+
+// quoted cuts a text that is quoted beside its answer.
+func quoted(text string) string {
+	if runes := []rune(text); len(runes) > quotedRunes {
+		return string(runes[:quotedRunes]) + "…"
+	}
+	return text
 }
 
 // pretty indents JSON. It returns other text unchanged.

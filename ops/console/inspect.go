@@ -7,9 +7,7 @@ import (
 	"fmt"
 	"math"
 	"net/url"
-	"strconv"
 	"strings"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -42,7 +40,7 @@ type inspectPage struct {
 	Inexact  bool // omits large numbers
 	Rows     []projections.Diff
 	Next     string
-	Versions []inspectVersion
+	Versions []timelineStep
 	More     bool // older versions exist
 	Links    []inspectLink
 	Absent   bool // neither side has it
@@ -60,12 +58,6 @@ type inspectThread struct {
 }
 
 type inspectLink struct{ Text, URL string }
-
-// inspectVersion is one version of a history, in words.
-type inspectVersion struct {
-	Version, State, By, Is, Reason string
-	At                             time.Time
-}
 
 // inspectOptions returns the names of the kinds and of the types of objects.
 func inspectOptions(set *kinds.Set) (all []string) {
@@ -240,7 +232,7 @@ func (c *Console) inspectEdge(ctx context.Context, p *inspectPage, k kinds.Edge,
 			if len(v.Object.Attributes) > 0 {
 				is += " " + string(store.CanonicalAttributes(v.Object.Attributes))
 			}
-			p.version(v.Metadata, v.Object.Version, is, "")
+			p.Versions = append(p.Versions, plainStep(v.Metadata, v.Object.Version, is))
 		}
 		return err
 	})
@@ -256,11 +248,6 @@ func (p *inspectPage) add(sides ...projections.Diff) {
 	p.Absent = len(p.Sides) == 0
 }
 
-func (p *inspectPage) version(m versioned.Metadata, version int64, is, reason string) {
-	p.Versions = append(p.Versions, inspectVersion{strconv.FormatInt(version, 10), strings.ToLower(string(m.VersionState)), m.CreatedBy, is,
-		reason, m.LastUpdateTime})
-}
-
 // versions reads the newest versions of a history.
 func (c *Console) versions(ctx context.Context, p *inspectPage, read func(tx pgx.Tx) error) error {
 	err := postgres.InTenant(ctx, c.deps.Projections, p.Tenant, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
@@ -273,7 +260,7 @@ func (c *Console) versions(ctx context.Context, p *inspectPage, read func(tx pgx
 	return err
 }
 
-func (c *Console) inspectChild(ctx context.Context, p *inspectPage, k kinds.Child, id string) error {
+func (c *Console) inspectChild(ctx context.Context, v *view, p *inspectPage, k kinds.Child, id string) error {
 	p.Title = k.Name + " " + id
 	child, err := threadcache.InspectChild(ctx, c.deps.Truth, c.deps.Projections, k, p.Tenant, id)
 	if err != nil {
@@ -309,9 +296,7 @@ func (c *Console) inspectChild(ctx context.Context, p *inspectPage, k kinds.Chil
 	}
 	return c.versions(ctx, p, func(tx pgx.Tx) error {
 		all, err := history.Children(k).Recent(ctx, tx, p.Tenant, versioned.Key{id}, math.MaxInt64, inspectVersions+1)
-		for _, v := range all {
-			p.version(v.Metadata, v.Object.Version, strings.ToLower(v.Object.State()), v.Object.Reason)
-		}
+		p.Versions = childSteps(k, p.Tenant, all, p.Payload && v.query("payload") == "show")
 		return err
 	})
 }
@@ -325,7 +310,7 @@ func (c *Console) inspectChildOrThread(ctx context.Context, v *view, p inspectPa
 		return p, c.inspectThread(ctx, v, &p, k, id)
 	}
 	child, thread := p, p
-	if err := c.inspectChild(ctx, &child, k, u.String()); err != nil || !child.Absent {
+	if err := c.inspectChild(ctx, v, &child, k, u.String()); err != nil || !child.Absent {
 		return child, err
 	}
 	err = c.inspectThread(ctx, v, &thread, k, id)
@@ -357,8 +342,8 @@ func (c *Console) inspectThread(ctx context.Context, v *view, p *inspectPage, k 
 	p.Links = append(p.Links, inspectLink{"pending items", address("moderation", "tenant", p.Tenant, "kind", k.Name, "object", object)})
 	all, err := c.store.ThreadVersions(ctx, p.Tenant, k, object, math.MaxInt64, inspectVersions+1)
 	for _, v := range all {
-		p.version(v.Metadata, v.Object.Version, fmt.Sprintf("locked %s, premoderated %s, title %q", yes(v.Object.Locked),
-			yes(v.Object.Premoderate), v.Object.Title), "")
+		p.Versions = append(p.Versions, plainStep(v.Metadata, v.Object.Version, fmt.Sprintf("locked %s, premoderated %s, title %q",
+			yes(v.Object.Locked), yes(v.Object.Premoderate), v.Object.Title)))
 	}
 	if len(p.Versions) > inspectVersions {
 		p.Versions, p.More = p.Versions[:inspectVersions], true

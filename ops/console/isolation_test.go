@@ -127,6 +127,7 @@ func (e eight) forms() map[string]url.Values {
 		"dead_letter.note":      form("source", "outbox", "group", e.group, "note", "mine"),
 		"moderation.decide":     form("kind", "comment", "item", e.child+"@1", "decide", "remove"),
 		"moderation.decide_all": form("kind", "comment", "list", "pending", "decide", "approve", "until", "2099-01-01T00:00:00.000000Z"),
+		"moderation.undo":       form("act", e.act),
 		"thread.settings":       form("kind", "comment", "object", "88", "on", "locked"),
 		"inspect.repair":        form("projection", "threadcache", "key", key), "consumer.pause": form("consumer", "archiver"),
 		"consumer.resume": form("consumer", "threadcache"), "consumer.verify": form("consumer", "archiver"),

@@ -68,7 +68,9 @@ type moderationKind struct {
 
 type moderationRow struct {
 	event.Child
-	Last *history.Decision // nil: no decision, or the archiver has not recorded it yet
+	Last   *history.Decision // nil: no decision, or the archiver has not recorded it yet
+	Record history.Record    // of the author
+	Quoted *event.Child      // what it replies to; without a body if the token may not read it
 }
 
 // ItemID returns the child's id with the version that the moderator sees.
@@ -143,8 +145,9 @@ func (c *Console) moderationData(ctx context.Context, v *view) (any, error) {
 	}
 	var rows []event.Child
 	var last map[string]history.Decision
+	var records map[event.ID]history.Record
 	err = postgres.InTenant(ctx, c.deps.Projections, tenant, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
-		if p.Kinds, err = c.waiting(ctx, tx, k); err != nil {
+		if p.Kinds, err = c.waiting(ctx, tx, k); err != nil || v.w == nil { // the live part is the counts alone
 			return err
 		}
 		if of.Object != "" {
@@ -157,18 +160,61 @@ func (c *Console) moderationData(ctx context.Context, v *view) (any, error) {
 		if rows, err = of.Page(ctx, tx, k.Name, after, queueRows+1); err != nil {
 			return err
 		}
-		last, err = history.LastDecisions(ctx, tx, k, tenant, idsOf(rows))
+		if last, err = history.LastDecisions(ctx, tx, k, tenant, idsOf(rows)); err != nil {
+			return err
+		}
+		records, err = history.Records(ctx, tx, k, tenant, authorsOf(rows))
 		return err
 	})
-	if err != nil {
-		return nil, err
+	if err != nil || v.w == nil {
+		return p, err
 	}
 	if len(rows) > queueRows {
 		rows = rows[:queueRows]
 		p.Next = v.with("after", keyText(threadcache.KeyOf(rows[queueRows-1])))
 	}
-	p.Rows, p.Stale, err = c.currentChildren(ctx, tenant, k, of.State, rows, last, p.Bodies)
-	return p, err
+	if p.Rows, p.Stale, err = c.currentChildren(ctx, tenant, k, of.State, rows, last, p.Bodies); err != nil {
+		return nil, err
+	}
+	for i := range p.Rows {
+		p.Rows[i].Record = records[p.Rows[i].AuthorID]
+	}
+	return p, c.quote(ctx, tenant, k, p.Rows, p.Bodies)
+}
+
+// quote sets what the rows reply to. It blanks bodies unless bodies is true.
+func (c *Console) quote(ctx context.Context, tenant int64, k kinds.Child, rows []moderationRow, bodies bool) error {
+	var ids []string
+	for _, r := range rows {
+		if r.ReplyTo != "" {
+			ids = append(ids, r.ReplyTo)
+		}
+	}
+	if len(ids) == 0 {
+		return nil
+	}
+	said, err := store.ReadChildren(ctx, c.deps.Truth, tenant, k, ids)
+	if err != nil {
+		return err
+	}
+	for i, r := range rows {
+		if q, ok := said[r.ReplyTo]; ok {
+			if !bodies {
+				q.Body = ""
+			}
+			rows[i].Quoted = &q
+		}
+	}
+	return nil
+}
+
+func authorsOf(all []event.Child) []event.ID {
+	authors := make([]event.ID, len(all))
+	for i, c := range all {
+		authors[i] = c.AuthorID
+	}
+	slices.Sort(authors)
+	return slices.Compact(authors)
 }
 
 func idsOf(all []event.Child) []string {
@@ -327,6 +373,7 @@ func (c *Console) doDecide(ctx context.Context, d *doing) (string, error) {
 // tally counts the results of a decision on many children.
 type tally struct {
 	done                               string
+	since                              string // when a stale child changed
 	kind                               kinds.Child
 	looked, changed, same, stale, gone int64
 }
@@ -337,7 +384,7 @@ func (t tally) says() string {
 	for _, part := range []struct {
 		n    int64
 		says string
-	}{{t.same, "had that state already"}, {t.stale, "changed since you opened the page: reload it"},
+	}{{t.same, "had that state already"}, {t.stale, "changed since " + cmp.Or(t.since, "you opened the page: reload it")},
 		{t.gone, "could not change: deleted or unknown"}} {
 		if part.n > 0 {
 			says += fmt.Sprintf(" %s %s.", name(part.n), part.says)

@@ -36,7 +36,7 @@ func moderationPages(h *harness) []browserPage {
 		{path: "/console/archive", says: "Ranges of the outbox", who: h.Tokens.Admin},
 		{path: "/console/erasure", says: "not finished", who: h.Tokens.Admin},
 		{path: "/console/act/erasure.start?tenant=7&author=42", says: "permanently", who: h.Tokens.Admin},
-		{path: "/console/inspect?tenant=7&kind=user&id=1", says: "followers", who: h.Tokens.Admin},
+		{path: "/console/inspect?tenant=7&kind=user&id=1", says: "counts of user 1", who: h.Tokens.Admin},
 	}
 }
 
@@ -186,16 +186,17 @@ func TestADecisionOfEachSortInTheBrowser(t *testing.T) {
 		}
 		b.open("/console/moderation?author=1")
 		b.click("Decide on all that match")
-		b.run(chromedp.SetValue(chromedp.CSS("#f-decide"), "Approve"), chromedp.SendKeys(chromedp.CSS("#reason"), "all good"),
-			chromedp.Click(chromedp.CSS("form.stack button")))
+		b.run(chromedp.SetValue(chromedp.CSS("#f-decide"), "Approve"))
+		b.confirm("all good")
 		b.run(chromedp.WaitVisible(chromedp.CSS("#outcome .badge.ok")))
 		b.open("/console/inspect?kind=comment&id=" + ids[4])
 		b.act("Decide")
 		b.run(chromedp.WaitVisible(chromedp.CSS("#outcome .badge.ok")))
 		b.open("/console/inspect?kind=comment&id=6")
 		b.click("Change settings")
-		b.run(chromedp.Click(chromedp.CSS(`input[value=locked]`)), chromedp.SendKeys(chromedp.CSS("#reason"), "enough"),
-			chromedp.Submit(chromedp.CSS("#reason")), chromedp.WaitVisible(chromedp.CSS("#outcome .badge.ok")))
+		b.run(chromedp.Click(chromedp.CSS(`input[value=locked]`)))
+		b.confirm("enough")
+		b.run(chromedp.WaitVisible(chromedp.CSS("#outcome .badge.ok")))
 		if got, want := strings.Join(d.states(t, ids...), ", "), "VISIBLE 2, VISIBLE 2, VISIBLE 2, REMOVED 3, VISIBLE 2"; got != want {
 			t.Errorf("%s: the comments are %s, want %s", l, got, want)
 		}
@@ -228,5 +229,68 @@ func TestNothingThatIsModeratedRunsInTheBrowser(t *testing.T) {
 		b.open(path)
 		b.until(`document.readyState === "complete"`)
 		b.untouched(path)
+	}
+}
+
+// TestTheQueueInABrowserGoesOn works a queue of more than a page with a mouse and digits: the next
+// page joins the list, reasons return after a reload, and the badge follows what waits.
+func TestTheQueueInABrowserGoesOn(t *testing.T) {
+	h := start(t)
+	d := &desk{harness: h, store: store.New(h.db.Pool(t, postgres.RoleAPI), nil)}
+	d.settings(t, store.ThreadSettings{Object: "5", Premoderated: true})
+	var ids []string
+	for i := range 60 {
+		ids = append(ids, d.write(t, "5", "1", fmt.Sprint("comment ", i))...)
+	}
+	d.deliver(t)
+	b := h.browser(t, chromium(t), h.Tokens.TenantModerator, look{})
+	b.open("/console/moderation")
+	b.waits("comments 60 pending")
+	d.write(t, "5", "2", "one more")
+	d.deliver(t)
+	b.waits("comments 61 pending")
+	count := func(n int) {
+		t.Helper()
+		b.until(fmt.Sprintf(`document.querySelectorAll(".item").length === %d`, n))
+	}
+	count(50)
+	b.run(chromedp.SendKeys(chromedp.CSS("#reason"), "rude"))
+	mouse := func(id, decision string) {
+		b.run(chromedp.Click(chromedp.CSS(`[data-item="` + id + `"] [data-decide=` + decision + `]`)))
+	}
+	mouse(ids[1], "remove")
+	b.waits("Removed 1 comment")
+	eval[*bool](b, `document.querySelector(".pager").scrollIntoView(), null`)
+	count(60) // 61 without the one that is decided
+	b.waits("End of the list")
+	b.accessible("a queue of two pages")
+	order := eval[[]string](b, `[...document.querySelectorAll(".item")].map(i => i.dataset.item)`)
+	if want := append([]string{ids[0]}, ids[2:]...); !slices.Equal(order[:59], want) {
+		t.Errorf("the list has %q, want %q", order, want)
+	}
+	mouse(ids[59], "hide")
+	b.waits("Hid 1 comment")
+	b.run(chromedp.SetValue(chromedp.CSS("#reason"), "fine"))
+	mouse(ids[0], "approve")
+	b.waits("Approved 1 comment")
+	b.open("/console/moderation")
+	b.until(`document.readyState === "complete" && document.getElementById("reasons").innerText.split("\n").join() === "1 rude,2 fine"`)
+	b.accessible("the reasons")
+	b.keys("j")
+	b.keys("1")
+	b.keys("x")
+	b.waits("Hid 1 comment")
+	b.click("2 fine")
+	if got := eval[string](b, `document.getElementById("reason").value`); got != "fine" {
+		t.Errorf("the reason is %q", got)
+	}
+	d.deliver(t)
+	b.waits("comments 57 pending")
+	if got, want := strings.Join(d.states(t, ids[0], ids[1], ids[2], ids[59]), ", "),
+		"VISIBLE 2, REMOVED 2, HIDDEN 2, HIDDEN 2"; got != want {
+		t.Errorf("the comments are %s, want %s", got, want)
+	}
+	if n := h.count(t, `SELECT count(*) FROM outbox_messages WHERE event_type = 'moderated' AND payload ->> 'reason' = 'rude'`); n != 3 {
+		t.Errorf("%d decisions have the first reason, want 3", n)
 	}
 }

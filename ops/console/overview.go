@@ -37,11 +37,20 @@ func (b box) Y3() int   { return b.Y + 68 }
 type arrow struct{ X1, Y1, X2, Y2 int }
 
 const (
-	boxWidth  = 166
+	boxWidth  = 184
 	boxHeight = 84
 	boxGap    = 36
 	boxRow    = 100
+	boxRunes  = 24 // of a line, in a wide font
 )
+
+// fit cuts a line of a box to its width; a tooltip has the whole line.
+func fit(s string) string {
+	if runes := []rune(s); len(runes) > boxRunes {
+		return string(runes[:boxRunes-1]) + "…"
+	}
+	return s
+}
 
 func (c *Console) overviewData(ctx context.Context, v *view) (any, error) {
 	if !v.who.System() {
@@ -71,7 +80,7 @@ func (p *overviewPage) draw() {
 	from := p.Boxes[len(p.Boxes)-1]
 	for i, k := range p.State.Consumers {
 		b := p.consumerBox(k)
-		if p.Rates != nil && k.Unknown == "" {
+		if p.Rates != nil && k.Unknown == "" && k.Paused == nil {
 			b.Detail = fmt.Sprintf("%.0f/s", p.Rates.Applied[k.Consumer])
 		}
 		b.X, b.Y, b.W, b.H = from.X+boxWidth+boxGap, i*boxRow+8, boxWidth, boxHeight
@@ -159,7 +168,7 @@ func (o *observed) consumerBox(k status.Consumer) box {
 		b.Value = "up to date"
 	}
 	if k.Paused != nil {
-		b.Value = "paused, " + b.Value
+		b.Value, b.Detail = "paused", b.Value
 	}
 	return b
 }

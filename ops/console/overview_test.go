@@ -82,7 +82,11 @@ func TestTheOverviewNamesWhatTheDoctorFinds(t *testing.T) {
 			!strings.Contains(text, "All clear"), nil
 	})
 	page(t, ada, "/console/audit").health("1", "bad") // a consequence is no cause
-	page(t, ada, "/console/doctor").says("NATS is unavailable", "no running process holds partition 0", "It follows from unavailable NATS")
+	nested := page(t, ada, "/console/doctor").says("1 error", "unavailable NATS is unavailable", "Remedy:").text()
+	cause, then := strings.Index(nested, "NATS is unavailable"), strings.Index(nested, "So:")
+	if cause > then || !strings.Contains(nested[then:], "No running relay holds partition 0") {
+		t.Errorf("the doctor does not nest: %s", nested)
+	}
 }
 
 // health fails the test unless the page's title, badge and icon show that many causes.

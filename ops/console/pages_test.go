@@ -24,7 +24,7 @@ func TestTheStateOfTheInstallation(t *testing.T) {
 	page(t, ada, "/console/partitions").says("stuck", "no relay", "EVENTS-0", "0–31")
 	page(t, ada, "/console/consumers").says("followercounts", "nobody runs it", "not verified yet", "has not compared anything yet")
 	page(t, ada, "/console/kinds").says("follow", "threaded", "built in", "No kind was added")
-	page(t, ada, "/console/doctor").says("unheld-partition", "no running process holds partition 0", "Remedy")
+	page(t, ada, "/console/doctor").says("unheld-partition", "No running relay holds partition 0", "Remedy")
 	for _, path := range []string{"/console/partitions", "/console/consumers", "/console/doctor", "/console/live/partitions"} {
 		if a := amy.get(path); a.status != 403 || strings.Contains(a.body, "EVENTS") {
 			t.Errorf("%s: a tenant's token gets %d", path, a.status)
@@ -108,7 +108,7 @@ func TestAConsumerIsPausedResumedAndVerified(t *testing.T) {
 	})
 	ada.act("/console/act/consumer.resume?consumer=followercounts").says("Resumed")
 	ada.act("/console/act/consumer.verify?consumer=threadcache").says("0 differences")
-	page(t, ada, "/console/consumers").says("0 differences. Verified at")
+	page(t, ada, "/console/consumers").says("0 differences. Verified")
 	h.exec(t, `INSERT INTO consumer_offsets (consumer_name, partition_key, last_processed_id) VALUES ('archiver', 'EVENTS-9', 7)`)
 	testkit.Eventually(t, "the page names the remedy", func() (bool, error) {
 		return strings.Contains(ada.get("/console/consumers").text(),
@@ -160,7 +160,7 @@ func TestASubscriberThatAcknowledgesNothingIsOnThePages(t *testing.T) {
 		}
 	}
 	rea := h.signIn(t, h.Tokens.Reader)
-	page(t, rea, "/console/doctor").says("mailer", "it does not acknowledge 11 messages of "+cfg.StreamName(0))
+	page(t, rea, "/console/doctor").says("Mailer does not acknowledge 11 messages of " + cfg.StreamName(0))
 	page(t, rea, "/console/consumers").says("Subscribers", "mailer "+cfg.StreamName(0)+" redelivers 0 11 11")
 }
 

@@ -251,12 +251,12 @@ func (s *site) erases(b *browser) {
 	b.open("/console/erasure")
 	b.click("Scan")
 	b.run(chromedp.SetValue(chromedp.CSS("#f-tenant"), fmt.Sprint(siteTenant)),
-		chromedp.SetValue(chromedp.CSS("#f-author"), fmt.Sprint(person)), chromedp.SendKeys(chromedp.CSS("#reason"), "ticket 17"),
-		chromedp.Submit(chromedp.CSS("#reason")))
+		chromedp.SetValue(chromedp.CSS("#f-author"), fmt.Sprint(person)))
+	b.confirm("ticket 17")
 	b.waits("Nothing was changed. Found: ")
 	b.click("Erase a person")
-	b.run(chromedp.SendKeys(chromedp.CSS("#confirm"), fmt.Sprint(person)), chromedp.SendKeys(chromedp.CSS("#reason"), "ticket 17"),
-		chromedp.Submit(chromedp.CSS("#reason")))
+	b.run(chromedp.SendKeys(chromedp.CSS("#confirm"), fmt.Sprint(person)))
+	b.confirm("ticket 17")
 	b.waits("under way waiting for")
 	b.accessible("an erasure under way")
 	if _, err := consumers.Resume(t.Context(), s.pool, "threadcache"); err != nil {

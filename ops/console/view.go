@@ -26,6 +26,7 @@ type page struct {
 	role   string // the role that the page needs; empty: read
 	system bool   // only system tokens may open it
 	live   bool   // its template has "live", which the hub sends again within a second of a change
+	tenant bool   // a system token chooses whose rows it shows, in the header
 	// data reads the page. With an *inputError it may return what the page shows beside it.
 	data func(context.Context, *view) (any, error)
 }
@@ -92,6 +93,41 @@ func (v *view) tenant() (int64, error) {
 		err = &inputError{"tenant is a positive number."}
 	}
 	return t, err
+}
+
+// tenantCookie keeps the tenant that an operator chose, until the browser ends.
+const tenantCookie = "tidings_tenant"
+
+// chosen returns the tenant of the URL, or the one that the operator chose last; "" means all, or
+// the token's own. It decides nothing: pages read the URL alone, and links to them have it.
+func (v *view) chosen() string {
+	if !v.who.System() {
+		return ""
+	}
+	if v.r.URL.Query().Has("tenant") {
+		return v.query("tenant")
+	}
+	kept, err := v.r.Cookie(tenantCookie)
+	if err != nil {
+		return ""
+	}
+	if n, err := strconv.ParseInt(kept.Value, 10, 64); err != nil || n <= 0 {
+		return ""
+	}
+	return kept.Value
+}
+
+// keepTenant keeps the tenant of the URL, if an operator chose one.
+func (v *view) keepTenant() {
+	if !v.who.System() || !v.r.URL.Query().Has("tenant") {
+		return
+	}
+	kept := cookie(v.r, "")
+	if n, err := v.tenant(); err == nil && n > 0 {
+		kept.Value, kept.MaxAge = strconv.FormatInt(n, 10), 0
+	}
+	kept.Name = tenantCookie
+	http.SetCookie(v.w, kept)
 }
 
 // mayReadPayloads reports whether the token may read the payloads of events, which may contain
@@ -204,6 +240,18 @@ func (f *frame) MayReadPayloads() bool { return f.View.mayReadPayloads() }
 // Session returns a name that only windows of this token share.
 func (f *frame) Session() string { return f.View.hash.Fingerprint() }
 
+// TakesTenant reports whether the header has a field for the tenant.
+func (f *frame) TakesTenant() bool { return f.Page != nil && f.Page.tenant && f.System() }
+
+// Kept returns the parameters of the page that another tenant keeps.
+func (f *frame) Kept() url.Values {
+	q := f.View.r.URL.Query()
+	for _, name := range []string{"tenant", "after", "before"} {
+		q.Del(name)
+	}
+	return q
+}
+
 // ReadOnly reports whether the console refuses all acts.
 func (f *frame) ReadOnly() bool { return f.View.c.cfg.ReadOnly }
 
@@ -229,15 +277,20 @@ func (c *Console) frame(v *view, title string, data any) *frame {
 	if v.who.Name == "" {
 		return f
 	}
+	chosen := v.chosen()
 	for _, p := range c.pages {
 		if p.group == "" || !v.may(p) {
 			continue
+		}
+		to := root + p.path
+		if p.tenant {
+			to = address(p.path, "tenant", chosen)
 		}
 		i := slices.IndexFunc(f.Nav, func(g navGroup) bool { return g.Name == p.group })
 		if i < 0 {
 			f.Nav, i = append(f.Nav, navGroup{Name: p.group}), len(f.Nav)
 		}
-		f.Nav[i].Items = append(f.Nav[i].Items, navItem{p.title, root + p.path, p.key, v.r.URL.Path == root+p.path})
+		f.Nav[i].Items = append(f.Nav[i].Items, navItem{p.title, to, p.key, v.r.URL.Path == root+p.path})
 	}
 	return f
 }
@@ -276,6 +329,7 @@ func (c *Console) showPage(v *view, p *page) error {
 	if wrong != nil { // the page keeps its form
 		f.Wrong, status = wrong.says, http.StatusUnprocessableEntity
 	}
+	v.keepTenant()
 	f.Page = p
 	if p.live {
 		f.LiveURL = (&url.URL{Path: root + "live/" + p.name(), RawQuery: v.r.URL.RawQuery}).String()

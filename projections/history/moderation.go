@@ -95,6 +95,41 @@ func LastDecisions(ctx context.Context, tx pgx.Tx, k kinds.Child, tenant int64, 
 	return byID, nil
 }
 
+// Record is what moderators decided about an author's newest children.
+type Record struct {
+	Of                int // children: at most recordOf
+	Approved, Removed int
+}
+
+// recordOf bounds the children that a Record counts.
+const recordOf = 100
+
+// recordsSQL counts the states of the newest children of each author. The author is part of the
+// order, so that the index has it. Index: KIND_history_author_idx, one range backwards for each.
+// Locks: none.
+const recordsSQL = `
+SELECT /* history.records */ w.author, count(*), count(*) FILTER (WHERE l.state = 'APPROVED'), count(*) FILTER (WHERE l.state = 'REMOVED')
+  FROM unnest(@authors::text[]) AS w(author) CROSS JOIN LATERAL (
+  SELECT object ->> 'moderation_state' AS state FROM {kind}_history
+   WHERE tenant_id = @tenant::bigint AND object ->> 'author_id' = w.author AND version_state = 'LATEST'
+   ORDER BY object ->> 'author_id' DESC, {id} DESC LIMIT @most) l GROUP BY w.author`
+
+// Records returns the record of each of these authors, from their newest children of the kind that
+// they did not delete. The map has no entry for an author without any.
+func Records(ctx context.Context, tx pgx.Tx, k kinds.Child, tenant int64, authors []event.ID) (map[event.ID]Record, error) {
+	rows, _ := tx.Query(ctx, ofChildren(k, recordsSQL), pgx.StrictNamedArgs{"tenant": tenant, "authors": authors, "most": recordOf})
+	all := make(map[event.ID]Record, len(authors))
+	var author event.ID
+	var r Record
+	if _, err := pgx.ForEachRow(rows, []any{&author, &r.Of, &r.Approved, &r.Removed}, func() error {
+		all[author] = r
+		return nil
+	}); err != nil {
+		return nil, fmt.Errorf("read the records of %d authors of %s of tenant %d: %w", len(authors), k.Plural, tenant, err)
+	}
+	return all, nil
+}
+
 func decisions(ctx context.Context, tx pgx.Tx, k kinds.Child, sql string, args pgx.StrictNamedArgs) ([]Decision, error) {
 	rows, _ := tx.Query(ctx, ofChildren(k, sql), args)
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (d Decision, err error) {

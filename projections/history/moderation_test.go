@@ -83,6 +83,44 @@ func TestDecisionsAreTheVersionsThatMovedModeration(t *testing.T) {
 	}
 }
 
+// TestARecordCountsTheNewestChildrenOfAnAuthor reads the records of two authors among many, and of
+// one without children.
+func TestARecordCountsTheNewestChildrenOfAnAuthor(t *testing.T) {
+	db := testkit.Postgres(t)
+	system, owner, ctx := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner), t.Context()
+	if _, err := owner.Exec(ctx, `INSERT INTO comment_history (tenant_id, object, metadata)
+	  SELECT 1, jsonb_build_object('comment_id', '0190a000-0000-7000-8000-' || lpad(g::text, 12, '0'), 'version', 1, 'author_id',
+	         (CASE WHEN g <= 30 THEN 7 WHEN g <= 230 THEN 8 ELSE g END)::text, 'moderation_state',
+	         CASE WHEN g <= 5 OR g > 200 AND g <= 230 THEN 'REMOVED' WHEN g <= 12 OR g <= 60 AND g > 30 THEN 'APPROVED' ELSE 'NONE' END),
+	         jsonb_build_object('version_id', g, 'version_state', CASE WHEN g = 1 THEN 'DELETED' ELSE 'LATEST' END, 'created_by', 'ann',
+	         'last_update_time', '2030-01-01T00:00:00Z') FROM generate_series(1, 5000) g`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := owner.Exec(ctx, "ANALYZE comment_history"); err != nil {
+		t.Fatal(err)
+	}
+	err := postgres.InTenant(ctx, system, 1, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		got, err := Records(ctx, tx, commentKind, 1, []event.ID{"7", "8", "9"})
+		want := map[event.ID]Record{"7": {Of: 29, Approved: 7, Removed: 4}, "8": {Of: recordOf, Removed: 30}}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("the records (-want +got):\n%s", diff)
+		}
+		if err != nil {
+			return err
+		}
+		rows, _ := tx.Query(ctx, "EXPLAIN "+ofChildren(commentKind, recordsSQL),
+			pgx.StrictNamedArgs{"tenant": 1, "authors": []event.ID{"7"}, "most": recordOf})
+		lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if plan := strings.Join(lines, "\n"); !strings.Contains(plan, "Index Scan Backward using comment_history_author_idx") {
+			t.Errorf("the plan:\n%s", plan)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestInspectionPutsTheTruthsVersionBesideTheHistory inspects a child and an edge whose histories
 // lack the last version, lack all versions, or were purged, then a history whose child is gone.
 func TestInspectionPutsTheTruthsVersionBesideTheHistory(t *testing.T) {

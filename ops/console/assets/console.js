@@ -1,20 +1,34 @@
-// Without this file readers can still read and act. It adds the reader's time zone, live pages, keys, copying and the theme.
+// Without this file readers can still read and act. It adds how long ago something was, live pages, keys, copying and the theme.
 (() => {
   "use strict";
   const root = document.documentElement;
 
-  // Times: the server writes UTC. Show them in the reader's zone, as wide as before (2030-01-31 23:59:59), so that
-  // nothing moves. The title keeps the exact time.
+  // Times: how long ago each is, as the server's function relative has it, so that nothing moves while the page loads. The
+  // title has the exact time, in the reader's zone and in UTC.
   const format = new Intl.DateTimeFormat("sv-SE", { dateStyle: "short", timeStyle: "medium" });
-  const localize = (within) => {
-    for (const t of within.querySelectorAll("time[datetime]")) {
-      const text = format.format(new Date(t.dateTime));
-      if (t.textContent !== text) t.textContent = text;
+  const relative = (at) => {
+    const since = Date.now() - at;
+    const s = Math.floor(Math.abs(since) / 1000);
+    if (s < 60) return "just now";
+    if (s >= 60 * 86400) return at.toISOString().slice(0, 10);
+    const n = Math.floor(s < 3600 ? s / 60 : s < 48 * 3600 ? s / 3600 : s / 86400);
+    const span = `${n} ${s < 3600 ? "min" : s < 48 * 3600 ? "h" : "days"}`;
+    return since < 0 ? `in ${span}` : `${span} ago`;
+  };
+  const relate = () => {
+    for (const t of document.querySelectorAll("time[datetime]")) {
+      const at = new Date(t.dateTime);
+      const shown = t.querySelector(".scripted");
+      const text = relative(at);
+      if (shown.textContent !== text) shown.textContent = text;
+      const title = `${format.format(at)} (${t.dateTime})`;
+      if (t.title !== title) t.title = title;
     }
   };
-  localize(document);
+  relate();
+  setInterval(relate, 10000);
   // The observer runs before the next paint.
-  new MutationObserver(() => localize(document)).observe(document.body, { childList: true, subtree: true, characterData: true });
+  new MutationObserver(relate).observe(document.body, { childList: true, subtree: true, characterData: true });
 
   // On a phone the navigation is a strip: scroll to the entry of this page.
   const nav = document.querySelector(".body > nav");
@@ -64,7 +78,7 @@
     showAge();
   };
   if (live) {
-    const name = `tidings ${live.dataset.session} ${live.dataset.live}`;
+    const name = `tidings ${document.body.dataset.session} ${live.dataset.live}`;
     const windows = new BroadcastChannel(name);
     let last; // the content that this window's stream has sent
     windows.addEventListener("message", (e) => {
@@ -123,6 +137,24 @@
     }
   });
 
+  // Reasons that the reader gave for acts of a sort, at most nine. This browser keeps them for the token. Each stays in its
+  // place until nine others were used after it, so hands learn its number.
+  const reasons = (sort) => {
+    const name = `tidings-reasons ${document.body.dataset.session} ${sort}`;
+    const read = () => { try { return JSON.parse(localStorage.getItem(name)) || []; } catch { return []; } };
+    return {
+      all: () => read().map((r) => r.text),
+      add: (text) => {
+        const all = read();
+        let at = all.findIndex((r) => r.text === text);
+        if (at < 0) at = all.length < 9 ? all.length : all.reduce((old, r, i) => (r.used < all[old].used ? i : old), 0);
+        all[at] = { text, used: Date.now() };
+        try { localStorage.setItem(name, JSON.stringify(all)); } catch { /* storage is blocked */ }
+      },
+    };
+  };
+  window.tidings = { reasons };
+
   // Send a form once only.
   document.addEventListener("submit", (e) => {
     if (e.target.method !== "post") return;
@@ -144,7 +176,8 @@
       find.select();
       return;
     }
-    if (e.ctrlKey || e.metaKey || e.altKey || e.target.closest("input, textarea, select, [contenteditable]") || (help && help.open)) return;
+    if (e.ctrlKey || e.metaKey || e.altKey || e.target.closest("input, textarea, select, [contenteditable]")) return;
+    if (document.querySelector("dialog[open]")) return;
     if (Date.now() - g < 1500) {
       g = 0;
       const link = document.querySelector(`nav a[data-key="${CSS.escape(e.key)}"]`);

@@ -1,4 +1,4 @@
-// Without this file each decision opens a page. It adds keys, decisions without leaving the page, and undo.
+// Without this file each decision opens a page. It adds keys, decisions without leaving the page, undo, and the next page.
 (() => {
   "use strict";
   const form = document.querySelector("[data-moderate]");
@@ -29,7 +29,12 @@
   // A decision takes its items from the list at once, and waits in the queue until the console has taken those before
   // it. So no key is lost, however fast they come.
   const list = form.querySelector(".items");
-  items().forEach((item, i) => { item.dataset.place = i; });
+  const seen = new Set();
+  const arrive = (item) => {
+    item.dataset.place = seen.size;
+    seen.add(item.dataset.item);
+  };
+  items().forEach(arrive);
   const queue = [];
   let busy = false;
 
@@ -99,14 +104,38 @@
   };
   window.addEventListener("beforeunload", (e) => { if (queue.length) e.preventDefault(); });
 
-  const decide = (name) => {
+  // The reasons that the reader gave before, on the keys 1 to 9.
+  const given = window.tidings.reasons("moderation");
+  const shown = document.getElementById("reasons");
+  const showReasons = () => shown.replaceChildren(...given.all().map((text, i) => {
+    const li = document.createElement("li");
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "small";
+    button.title = text;
+    button.append(Object.assign(document.createElement("kbd"), { textContent: i + 1, ariaHidden: "true" }), " " + text);
+    button.addEventListener("click", () => choose(i));
+    li.append(button);
+    return li;
+  }));
+  const choose = (i) => {
+    const text = given.all()[i];
+    if (!text) return;
+    reason.value = text;
+    status.textContent = `Reason: ${text}`;
+  };
+  showReasons();
+
+  const decide = (name, one) => {
     if (!items().length) return;
-    let chosen = items().filter((item) => box(item).checked);
+    let chosen = one ? [one] : items().filter((item) => box(item).checked);
     if (!chosen.length && at >= 0) chosen = [items()[at]];
     if (!chosen.length) { status.textContent = "Select an item first, or move to one with j."; return; }
     if (!reason.value.trim()) { reason.focus(); status.textContent = "Give a reason first."; return; }
     const place = items().indexOf(chosen[0]);
     const job = { id: newID(), name, why: reason.value, chosen, values: chosen.map((item) => box(item).value) };
+    given.add(job.why.trim());
+    showReasons();
     done.push(job);
     take(job);
     if (items().length) go(place); else { form.tabIndex = -1; form.focus(); }
@@ -136,6 +165,30 @@
     e.preventDefault();
     go(Math.max(at, 0));
   });
+  form.addEventListener("click", (e) => {
+    const button = e.target.closest("[data-decide]");
+    if (button) decide(button.dataset.decide, button.closest(".item"));
+  });
+
+  // The next page joins the list when its link comes near the screen.
+  const pager = document.querySelector(".pager");
+  const near = new IntersectionObserver((all) => { if (all.some((e) => e.isIntersecting)) more(); }, { rootMargin: "600px" });
+  const more = async () => {
+    near.unobserve(pager);
+    const next = pager.querySelector("a[rel=next]");
+    if (!next) return;
+    try {
+      const page = new DOMParser().parseFromString(await (await fetch(next.href)).text(), "text/html");
+      const then = page.querySelector(".pager");
+      if (!then) return; // an error, or the sign-in form: the link remains
+      for (const item of page.querySelectorAll(".item")) if (!seen.has(item.dataset.item)) { arrive(item); list.append(item); }
+      if (document.activeElement === form) go(0); // the list was empty
+      pager.replaceChildren(...then.childNodes);
+      near.observe(pager);
+    } catch { /* no answer: the link remains */ }
+  };
+  near.observe(pager);
+
   const all = form.querySelector("[data-all]");
   all.addEventListener("click", () => {
     const some = items().some((item) => !box(item).checked);
@@ -153,6 +206,7 @@
     else if (e.key === "k") go(at - 1);
     else if (e.key === "s" && at >= 0) { const b = box(items()[at]); b.checked = !b.checked; }
     else if (names[e.key]) decide(names[e.key]);
+    else if (/^[1-9]$/.test(e.key)) choose(e.key - 1);
     else if (e.key === "u" || e.key === "z") undo();
     else return;
     e.preventDefault();
