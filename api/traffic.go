@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// A bucket of traffic is a tenth wider than the one before it. The first ends at 0.1 ms, the last at
-// 18 s, which is longer than any request may take.
+// A bucket of traffic is a tenth wider than the one before it. The first ends at 0.1 ms, and the
+// last has everything above 16 s.
 const (
 	trafficFirst   = 100 * time.Microsecond
 	trafficGrowth  = 1.1

@@ -48,7 +48,8 @@ func TestAChartIsThisSVG(t *testing.T) {
 }
 
 func TestAnAxisEndsAtARoundNumber(t *testing.T) {
-	for v, want := range map[float64]float64{0: 1, .0003: .0005, .9: 1, 1: 1, 1.1: 2, 4: 5, 5.01: 10, 60: 100, 724: 1000, 1_000_001: 2_000_000} {
+	for v, want := range map[float64]float64{0: 1, .0003: .0005, .9: 1, 1: 1, 1.1: 2, 4: 5, 5.01: 10, 60: 100, 724: 1000,
+		1_000_001: 2_000_000} {
 		if got := roundUp(v); math.Abs(got-want) > want/1e9 {
 			t.Errorf("%v: %v, want %v", v, got, want)
 		}
@@ -58,7 +59,8 @@ func TestAnAxisEndsAtARoundNumber(t *testing.T) {
 func TestAnAxisOfTimeHasRoundTimes(t *testing.T) {
 	for v, want := range map[float64]string{.003: "0 s, 5 ms, 10 ms", 4: "0 s, 2.5 s, 5 s", 60: "0 s, 30 s, 1 min", 61: "0 s, 1 min, 2 min",
 		800: "0 s, 10 min, 20 min", 5000: "0 s, 1 h 0 min, 2 h 0 min"} {
-		c := figure{unit: inSeconds, lines: []chartLine{{values: []float64{v}}}}.draw("c", samples.Window{Step: samples.Every, N: 1}, time.Minute, nil)
+		f, w := figure{unit: inSeconds, lines: []chartLine{{values: []float64{v}}}}, samples.Window{Step: samples.Every, N: 1}
+		c := f.draw("c", w, time.Minute, nil)
 		if got := c.Y[0].Label + ", " + c.Y[1].Label + ", " + c.Y[2].Label; got != want {
 			t.Errorf("%v: %s, want %s", v, got, want)
 		}

@@ -120,8 +120,8 @@ func (c *Console) figures(w samples.Window) []figure {
 	}
 }
 
-// refreshDay reads the new samples, for pages that work without them. While the truth is unavailable
-// or the table is locked, the lines end earlier.
+// refreshDay reads the new samples, for pages that work without them. While the truth is
+// unavailable or the table is locked, the lines end earlier.
 func (c *Console) refreshDay(ctx context.Context, st status.State) error {
 	if st.IsUnavailable(status.ServerTruth) {
 		return nil

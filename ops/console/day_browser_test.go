@@ -34,10 +34,12 @@ func TestTheLastDayInTheBrowser(t *testing.T) {
 		at := eval[struct{ X, Y float64 }](b, `(r => ({X: r.x + r.width / 2, Y: r.y + r.height / 2}))(
 			document.querySelector("#chart-7 ~ svg rect:nth-of-type(60)").getBoundingClientRect())`)
 		b.run(chromedp.MouseClickXY(at.X, at.Y))
-		b.until(`/^[-0-9]{10} [:0-9]{8}\nrequests: 123\/s$/.test(document.getElementById("hover").textContent) && !document.getElementById("hover").hidden`)
+		b.until(`(tip => !tip.hidden && /^[-0-9]{10} [:0-9]{8}\nrequests: 123\/s$/.test(tip.textContent))(` +
+			`document.getElementById("hover"))`)
 		b.accessible("the values under the pointer, " + l.String())
 		moment := strings.SplitN(eval[string](b, `document.getElementById("hover").textContent`), "\n", 2)[0]
-		if n := h.count(t, `SELECT count(*) FROM samples WHERE at = $1::timestamp AT TIME ZONE 'UTC' AND source = 'api-1'`, moment); n != 1 {
+		if n := h.count(t, `SELECT count(*) FROM samples WHERE source = 'api-1' AND at = $1::timestamp AT TIME ZONE 'UTC'`,
+			moment); n != 1 {
 			t.Errorf("the pointer is at %s, which has %d samples", moment, n)
 		}
 		b.click("1 hour")

@@ -94,7 +94,8 @@ const operation8 = "00000000-0000-4000-8000-000000000008"
 // pages returns queries that try to read tenant 8, for every page of the registry.
 func (e eight) pages() map[string][]string {
 	return map[string][]string{
-		"/console/": {""}, "/console/day": {""}, "/console/kinds": {""}, "/console/doctor": {""}, "/console/partitions": {""}, "/console/consumers": {""},
+		"/console/day": {""},
+		"/console/":    {""}, "/console/kinds": {""}, "/console/doctor": {""}, "/console/partitions": {""}, "/console/consumers": {""},
 		"/console/archive": {""}, "/console/erasure": {""},
 		"/console/event": {"q=" + e.event + "&payload=show", fmt.Sprintf("q=%d&payload=show", e.outbox), "q=comment/88",
 			"type=created", fmt.Sprintf("q=%d&payload=show", letter8)},
