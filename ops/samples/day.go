@@ -25,6 +25,7 @@ const (
 type Day struct {
 	pool *pgxpool.Pool
 
+	reading  sync.Mutex // of Refresh
 	mu       sync.Mutex
 	read     time.Time // when the samples were last read, by this process's clock
 	moved    time.Time // when end last rose, likewise
@@ -54,21 +55,28 @@ func NewDay(pool *pgxpool.Pool) *Day {
 	return &Day{pool: pool, series: make(map[series][]Point), versions: make(map[string]int)}
 }
 
-// Refresh reads the samples that are new since the last call. It does nothing within half of Every.
+// Refresh reads the samples that are new since the last call. It does nothing within half of Every,
+// and while another call reads: nobody waits for a database that does not answer another.
 func (d *Day) Refresh(ctx context.Context) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if time.Since(d.read) < Every/2 {
+	if !d.reading.TryLock() {
 		return nil
 	}
-	var after time.Time
+	defer d.reading.Unlock()
+	d.mu.Lock()
+	read, after := d.read, time.Time{}
 	if !d.end.IsZero() {
 		after = d.end.Add(-lateFor)
+	}
+	d.mu.Unlock()
+	if time.Since(read) < Every/2 {
+		return nil
 	}
 	all, err := Read(ctx, d.pool, after)
 	if err != nil {
 		return err
 	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	d.read = time.Now()
 	d.add(all)
 	return nil
