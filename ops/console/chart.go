@@ -18,8 +18,8 @@ type chart struct {
 	Says      string // the chart in words, for readers who do not see it
 	Lines     []chartLine
 	X, Y      []tick
-	Limit     *tick // the value from which on the doctor finds something
-	Marks     []tick
+	Limit     *tick     // the value from which on the doctor finds something
+	Marks     []float64 // x
 	Columns   []column
 }
 
@@ -38,11 +38,12 @@ type tick struct {
 	Time  time.Time // of x
 }
 
-// column is the place of a time, and the values of the lines there.
+// column is the place of a time, with the values of the lines and what happened then.
 type column struct {
-	X, W   float64
-	Time   time.Time
-	Values []string
+	X, W     float64
+	Time     time.Time
+	Values   []string
+	Happened []string
 }
 
 // The size of a chart, and of its plot within.
@@ -204,9 +205,6 @@ func (f figure) draw(id string, w samples.Window, between time.Duration, marks [
 	if f.limit > 0 {
 		c.Limit = &tick{At: round(p.y + p.h*(1-f.limit/most)), Label: f.why}
 	}
-	for _, m := range marks {
-		c.Marks = append(c.Marks, tick{At: x(m.At), Label: m.Says, Time: m.At.UTC()})
-	}
 	says := []string{f.title}
 	for i := range c.Lines {
 		l := &c.Lines[i]
@@ -222,6 +220,10 @@ func (f figure) draw(id string, w samples.Window, between time.Duration, marks [
 			column.Values = append(column.Values, f.say(l.values[i]))
 		}
 		c.Columns = append(c.Columns, column)
+	}
+	for _, m := range marks { // they are in the window
+		in := &c.Columns[int(m.At.Sub(w.From)/w.Step)]
+		c.Marks, in.Happened = append(c.Marks, x(m.At)), append(in.Happened, m.Says)
 	}
 	return c
 }

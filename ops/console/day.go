@@ -36,8 +36,6 @@ type dayPage struct {
 	Range  dayRange
 	Marks  []samples.Mark // newest first
 	Charts []chart
-	From   time.Time
-	Until  time.Time
 }
 
 // Rows returns the values of all lines, newest first.
@@ -74,7 +72,7 @@ func (c *Console) dayData(ctx context.Context, v *view) (any, error) {
 		p.Charts = append(p.Charts, f.draw(fmt.Sprint("chart-", i), w, p.Range.between, marks))
 	}
 	slices.Reverse(marks)
-	p.Marks, p.From, p.Until = marks, w.From, w.Until()
+	p.Marks = marks
 	return p, nil
 }
 
