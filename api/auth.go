@@ -97,7 +97,7 @@ func (a *authenticator) principal(ctx context.Context, h tokens.Hash, mayFind fu
 		return tokens.Principal{}, err
 	}
 	p, err := a.remembered(h)
-	if err != errNotRemembered {
+	if !errors.Is(err, errNotRemembered) {
 		return p, err
 	}
 	if err := mayFind(); err != nil {
@@ -116,7 +116,7 @@ func (a *authenticator) principal(ctx context.Context, h tokens.Hash, mayFind fu
 		return tokens.Principal{}, ctx.Err()
 	}
 	for {
-		if p, err := a.remembered(h); err != errNotRemembered { // another request found it meanwhile
+		if p, err := a.remembered(h); !errors.Is(err, errNotRemembered) { // another request found it meanwhile
 			return p, err
 		}
 		p, asOf, err := a.find(ctx, h)

@@ -100,7 +100,7 @@ func (r *router) refresh(ctx context.Context, s *server) *server {
 	r.mu.Unlock()
 	if due {
 		if _, err := r.kinds.Refresh(ctx); err != nil {
-			r.base.log.WarnContext(ctx, "cannot read the kinds: the ones read last remain in force", "err", err)
+			r.base.log.WarnContext(ctx, "cannot read the kinds: those of the last read stay in force", "err", err)
 		}
 	}
 	if set := r.kinds.Now(); set != s.kinds {

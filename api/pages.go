@@ -56,6 +56,7 @@ type pageKey struct {
 type Pages struct {
 	hits, misses prometheus.Counter
 	maxBytes     int64
+	maxAge       time.Duration // pageMaxAge; tests of slow machines raise it
 
 	mu      sync.Mutex
 	hearing bool
@@ -84,7 +85,7 @@ type keptPage struct {
 // (broker.Listen).
 func NewPages(cfg Config, reg prometheus.Registerer) *Pages {
 	p := &Pages{
-		maxBytes: cfg.PageCacheBytes,
+		maxBytes: cfg.PageCacheBytes, maxAge: pageMaxAge,
 		hits: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_api_page_cache_hits_total",
 			Help: "First pages of lists of edges answered from memory."}),
 		misses: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_api_page_cache_misses_total",
@@ -155,7 +156,7 @@ func (p *Pages) get(key pageKey, names event.EdgeNames, limit int) (EdgeList, bo
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.kinds[key.kind] = names
-	if page, ok := p.ask(key).pages[limit]; ok && time.Since(page.readAt) < pageMaxAge {
+	if page, ok := p.ask(key).pages[limit]; ok && time.Since(page.readAt) < p.maxAge {
 		p.hits.Inc()
 		return page.EdgeList, true
 	}

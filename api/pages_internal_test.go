@@ -346,3 +346,6 @@ func BenchmarkPages(b *testing.B) {
 		}
 	})
 }
+
+// KeepFor sets how long a page is kept without an event.
+func (p *Pages) KeepFor(d time.Duration) { p.maxAge = d }

@@ -56,6 +56,7 @@ func openCached(t testing.TB, db *testkit.DB, b *testkit.Broker, bytes int64) ca
 		t.Fatal(err)
 	}
 	pages := api.NewPages(cfg, f.reg)
+	pages.KeepFor(time.Minute)
 	f.Handler, err = api.New(cfg, api.Deps{Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool,
 		Fleet: own, Kinds: a, Pages: pages, Log: testkit.Logger(t), Reg: f.reg})
 	if err != nil {

@@ -137,7 +137,7 @@ func problemKinds() []problemKind {
 		{Code: codeAlreadyWritten, Status: 409,
 			Title: "The author has already written one for this object; current and Location name it"},
 		{Code: codeExportOutdated, Status: 410, Title: "The export no longer joins the streams, because an erasure began or a stream " +
-			"dropped messages; begin again without a cursor",
+			"dropped messages; start again without a cursor",
 			is: store.ErrExportOutdated},
 		{Code: codeVersionStale, Status: 412, Title: "The version in If-Match is not the current one; current shows it"},
 		{Code: codeRequestTooLarge, Status: 413, Title: "The request's body is too large"},
@@ -163,9 +163,9 @@ func problemKinds() []problemKind {
 		{Code: codeOverloaded, Status: 503, Title: "The server is overloaded and did nothing; retry after the time in Retry-After",
 			is: store.ErrOverloaded},
 		{Code: codeUnavailable, Status: 503, Title: "A database is unavailable; retry"},
-		{Code: codeErasing, Status: 503, Title: "An erasure of the tenant has not finished; retry the export of these edges after it",
+		{Code: codeErasing, Status: 503, Title: "An erasure in the tenant has not finished; retry the export of these edges afterwards",
 			is: store.ErrErasing},
-		{Code: codeThreadReturning, Status: 503, Title: "The thread is long and still returns from the shelf; retry",
+		{Code: codeThreadReturning, Status: 503, Title: "The thread is long and is still returning from the archive; retry",
 			is: store.ErrThreadReturning},
 	}
 }

@@ -287,7 +287,7 @@ func (s *server) access(ctx context.Context, r *http.Request, rec *recorder, rou
 // recovered answers for a handler that panicked. The framework panics if it cannot write an answer:
 // then the client has gone.
 func (s *server) recovered(rec *recorder, r *http.Request, cause any) {
-	if cause == http.ErrAbortHandler {
+	if err, ok := cause.(error); ok && errors.Is(err, http.ErrAbortHandler) {
 		panic(cause)
 	}
 	if rec.status != 0 {
@@ -339,7 +339,7 @@ func (s *server) noRoute(w http.ResponseWriter, r *http.Request) {
 			next.mux.ServeHTTP(w, r)
 			return
 		}
-		s.refuse(w, r, s.problems.problem(codeRouteUnknown, "the API may be older, or the kind unknown"))
+		s.refuse(w, r, s.problems.problem(codeRouteUnknown, "the API may be older than its client, or the kind unknown"))
 		return
 	}
 	w.Header().Set("Allow", strings.Join(allowed, ", "))
@@ -666,7 +666,7 @@ func (s *server) principal(ctx context.Context, w http.ResponseWriter, r *http.R
 
 func (s *server) checkRole(p tokens.Principal, op route) error {
 	if p.System() {
-		return s.problems.problem(codeRoleMissing, "a system token opens the console only; use a token of a tenant "+
+		return s.problems.problem(codeRoleMissing, "a system token only opens the console; use a token of a tenant "+
 			"(tidings token create --tenant)")
 	}
 	if p.Has(op.role) {

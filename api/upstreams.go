@@ -40,7 +40,7 @@ func (d *declared) now(ctx context.Context) ([]upstreams.Upstream, uint64) {
 	all, err := d.list(ctx)
 	d.read = time.Now() // a failed read too: callers wait for this lock
 	if err != nil {
-		d.log.WarnContext(ctx, "cannot read the upstreams: the documents have those read last", "err", err)
+		d.log.WarnContext(ctx, "cannot read the upstreams: the documents show those of the last read", "err", err)
 		return d.all, d.tag
 	}
 	if !reflect.DeepEqual(all, d.all) {

@@ -5,6 +5,7 @@ import (
 	"compress/gzip"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -74,7 +75,7 @@ func talk(t *testing.T, addr, send, slowly string, want int, closing bool) (answ
 		}
 		resp, err := http.ReadResponse(in, &http.Request{Method: method})
 		if err != nil {
-			timeout, ok := err.(net.Error)
+			timeout, ok := errors.AsType[net.Error](err)
 			return answers, !ok || !timeout.Timeout()
 		}
 		body, err := io.ReadAll(resp.Body)

@@ -224,7 +224,7 @@ func (c *core) send(ctx context.Context, k *call, n int) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	resp, err := c.http.Do(req)
+	resp, err := c.http.Do(req) //nolint:bodyclose // the answer closes it
 	if err != nil {
 		var u *url.Error
 		if errors.As(err, &u) {

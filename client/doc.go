@@ -3,19 +3,19 @@
 //
 //	c, err := client.New("https://tidings.example", client.WithToken(token))
 //	follow, err := c.Follows.Put(ctx, "7", "42")
-//	for follower, err := range c.Follows.Followers(42).All(ctx) { ... }
+//	for follower, err := range c.Follows.Followers("42").All(ctx) { ... }
 //
 // Every operation of every built-in kind is a typed method: [Client.Follows], [Client.Likes],
 // [Client.Comments] and others. [Client.Edges] and [Client.Children] have the operations of any
-// other kind by its name.
+// other kind, which you name.
 //
 //	method ─ options ─ attempt ─┬─ 2xx            typed result, [Response] on demand
 //	            ▲               ├─ problem        *[Problem]: branch on Code
 //	            └── back-off ───┤─ other answer   *[AnswerError]: a proxy's page, a broken body
 //	                            └─ no answer      *[TransportError]
 //
-// The client retries 429 and 503 after Retry-After. It retries a lost connection if a repeated
-// request is safe. A create has an Idempotency-Key that is the same for all attempts. The client
+// The client retries 429 and 503 after Retry-After, and a lost connection if a repeated request is
+// safe. A create is safe to repeat, because all its attempts have one Idempotency-Key. The client
 // never repeats a request whose context has ended.
 //
 // A [Session] makes a caller's reads include their own writes: it keeps the Tidings-Tokens of

@@ -82,10 +82,10 @@ const (
 	// CodeIfMatchMissing (428): the request needs If-Match with the version to change.
 	CodeIfMatchMissing Code = "if-match-missing"
 	// CodeExportOutdated (410): the export no longer joins the streams, because an erasure began or
-	// a stream dropped messages; begin again without a cursor.
+	// a stream dropped messages; start again without a cursor.
 	CodeExportOutdated Code = "export-outdated"
-	// CodeErasureUnfinished (503): an erasure of the tenant has not finished; retry the export of
-	// these edges after it.
+	// CodeErasureUnfinished (503): an erasure in the tenant has not finished; retry the export of
+	// these edges afterwards.
 	CodeErasureUnfinished Code = "erasure-unfinished"
 	// CodeRateLimited (429): the token or the user made too many requests; retry after the time in
 	// Retry-After.
@@ -97,7 +97,7 @@ const (
 	CodeOverloaded Code = "overloaded"
 	// CodeUnavailable (503): a database is unavailable; retry.
 	CodeUnavailable Code = "unavailable"
-	// CodeThreadReturning (503): the thread is long and still returns from the shelf; retry.
+	// CodeThreadReturning (503): the thread is long and is still returning from the archive; retry.
 	CodeThreadReturning Code = "thread-returning"
 )
 

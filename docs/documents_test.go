@@ -257,8 +257,8 @@ func TestThePageOfHowItWorksQuotesTheComparison(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := regexp.MustCompile(`doubled ([0-9,]+) events in a long outage, inverted (\d+) when two loops ran, and (\d+) when one froze`).
-		FindStringSubmatch(string(readme))
+	got := regexp.MustCompile(`published ([0-9,]+) events twice in a long outage, (\d+) in the wrong order when two loops ran, ` +
+		`and (\d+) when one froze`).FindStringSubmatch(string(readme))
 	if got == nil {
 		t.Fatal("the README says nothing about the 150 lines")
 	}

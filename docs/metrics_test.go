@@ -36,15 +36,14 @@ func TestTheMetricsPageIsWhatTheCodeDeclares(t *testing.T) {
 	})
 	slices.SortFunc(all, func(a, b metric) int { return strings.Compare(a.folder+" "+a.name, b.folder+" "+b.name) })
 	var b strings.Builder
-	b.WriteString("# Metrics\n\nEvery metric of the binaries, by the package that exports it. Each process serves its own at `/metrics` " +
-		"on its ops address (`OPS_ADDR`). Names begin with `tidings_` and end in their unit: `_seconds`, `_bytes`; " +
-		"`_total` counts since the\n" +
-		"start of the process. Each process also exports metrics of the Go runtime and of the process. " +
-		"The sizes of PostgreSQL have the label `database`. With several [cells](adr/0018-cells.md), " +
-		"the metrics of consumers have the label `cell`. " +
-		"In `tidings serve` and `tidings dev`, the metrics of a part have the label `part`. " +
-		"Histograms have the buckets that the alert rules use, and native buckets: " +
-		"Prometheus scrapes those with `scrape_native_histograms: true`. " +
+	b.WriteString("# Metrics\n\nEvery metric of the binaries, by the package that exports it. " +
+		"Each process serves its metrics at `/metrics` on its ops address (`OPS_ADDR`), with those of the Go runtime.\n\n" +
+		"- **Names** begin with `tidings_` and end in their unit, `_seconds` or `_bytes`. " +
+		"`_total` counts since the start of the process.\n" +
+		"- **Labels.** In `tidings serve` and `tidings dev`, `part` names the part. " +
+		"With several [cells](adr/0018-cells.md), consumers have `cell`. Sizes of PostgreSQL have `database`.\n" +
+		"- **Histograms** have the buckets that the alert rules use. They also have native buckets, " +
+		"which Prometheus scrapes with `scrape_native_histograms: true`.\n\n" +
 		"`go test ./docs -run TestTheMetricsPage -update` generates this page.\n")
 	folder := ""
 	for _, m := range all {

@@ -61,6 +61,27 @@ func TestEveryPageIsOnAShelf(t *testing.T) {
 	}
 }
 
+// TestEveryThreatNamesItsTests checks that each threat of the threat model has something that stops
+// it, and a test that shows so.
+func TestEveryThreatNamesItsTests(t *testing.T) {
+	page, err := os.ReadFile("threat-model.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(page), "| threat | what stops it | shown by | what remains |\n|---|---|---|---|\n")
+	table, _, _ = strings.Cut(table, "\n\n")
+	rows := strings.Split(table, "\n")
+	if len(rows) < 20 {
+		t.Fatalf("the table has only %d threats", len(rows))
+	}
+	for _, row := range rows {
+		cells := strings.Split(strings.Trim(row, "|"), "|")
+		if len(cells) != 4 || strings.TrimSpace(cells[1]) == "" || !strings.Contains(cells[2], "`Test") {
+			t.Errorf("a threat without its defense or its tests: %s", row)
+		}
+	}
+}
+
 // TestTheRunbookListsTheSeveritiesOfTheRules compares the runbook's tables with the rules.
 func TestTheRunbookListsTheSeveritiesOfTheRules(t *testing.T) {
 	rules, err := os.ReadFile("../deploy/prometheus/rules.yml")

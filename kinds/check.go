@@ -256,7 +256,7 @@ func (c *checking) bounds(a Attribute, at func(...string) []string) {
 
 // collisions reports words with two meanings: names of objects and kinds, plurals (the first part
 // of a path), and lists of one object (the third part).
-func (c *checking) collisions(all, added *Set) {
+func (c *checking) collisions(added *Set) {
 	taken := map[string]string{} // the owner, by space and word
 	claim := func(ours bool, space, w, who string, path ...string) {
 		if w == "" {

@@ -63,7 +63,7 @@ func (s *Set) Extend(added *Set, line func(path []string) int) (*Set, error) {
 	for _, ch := range added.AllChildren() {
 		all.Children[ch.Name] = c.child(all, ch)
 	}
-	c.collisions(all, added)
+	c.collisions(added)
 	if n := len(all.Edges) + len(all.Children); n > MaxKinds {
 		c.fail(fmt.Sprintf("%d kinds: want at most %d", n, MaxKinds), "edges")
 	}

@@ -152,19 +152,19 @@ SELECT /* outbox.appended */
        EXISTS (SELECT FROM unnest(@ids::bigint[], @event_ids::uuid[]) AS w(id, event_id)
                  JOIN outbox_messages m ON m.id = w.id AND m.event_id = w.event_id)
     OR EXISTS (SELECT FROM outbox_messages_dlq WHERE event_id = ANY(@event_ids::uuid[]))
-    OR EXISTS (SELECT FROM outbox_dlq_actions WHERE tenant_id = @tenant::bigint AND event_id = ANY(@event_ids::uuid[]))
+    OR EXISTS (SELECT FROM outbox_dlq_actions WHERE tenant_id = ANY(@tenants::bigint[]) AND event_id = ANY(@event_ids::uuid[]))
     OR EXISTS (SELECT FROM unnest(@ids::bigint[], @event_ids::uuid[]) AS w(id, event_id)
                  JOIN outbox_messages_archive m ON m.id = w.id AND m.event_id = w.event_id)`
 
 // Appended reports whether the transaction in which Append set the ids of these events has
-// committed. All events must belong to one tenant, whose rows tx can see. It reports false while
-// that transaction still runs.
+// committed. tx must see the rows of the events' tenants. It reports false while that transaction
+// still runs.
 func Appended(ctx context.Context, tx pgx.Tx, events []event.Event) (there bool, err error) {
-	ids, eventIDs := make([]int64, len(events)), make([]string, len(events))
+	tenants, ids, eventIDs := make([]int64, len(events)), make([]int64, len(events)), make([]string, len(events))
 	for i, e := range events {
-		ids[i], eventIDs[i] = e.OutboxID, e.ID
+		tenants[i], ids[i], eventIDs[i] = e.TenantID, e.OutboxID, e.ID
 	}
-	err = tx.QueryRow(ctx, appendedSQL, pgx.StrictNamedArgs{"tenant": events[0].TenantID, "ids": ids, "event_ids": eventIDs}).Scan(&there)
+	err = tx.QueryRow(ctx, appendedSQL, pgx.StrictNamedArgs{"tenants": tenants, "ids": ids, "event_ids": eventIDs}).Scan(&there)
 	if err != nil {
 		return false, fmt.Errorf("search for %d outbox messages: %w", len(events), err)
 	}

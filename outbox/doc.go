@@ -1,7 +1,8 @@
-// Package outbox holds all SQL on outbox_messages, its dead letter queue (DLQ), its archive and
-// outbox_partitions. No other package names these tables in SQL. It is for services that append
-// events of their own tables, and for the path of an event. It is supported: CHANGELOG.md names
-// every change that a program of yours would notice.
+// Package outbox appends events in your transactions, and holds all SQL on the outbox: the table
+// outbox_messages, its dead letter queue (DLQ), its archive and outbox_partitions. It is for
+// services that append events of their own tables (with Append or AppendSQL), and for
+// the path of an event. It is supported: CHANGELOG.md names every change that a program of yours
+// would notice.
 //
 // # Rows
 //

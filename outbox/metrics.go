@@ -35,7 +35,7 @@ func NewCollector(pool *pgxpool.Pool, log *slog.Logger) prometheus.Collector {
 		attempts: prometheus.NewDesc("tidings_outbox_max_attempts",
 			"The most failed attempts of any message, pending or in the DLQ.", nil, nil),
 		pending: prometheus.NewDesc("tidings_outbox_pending_messages",
-			"Messages not yet published (counted up to 100,000 due ones and as many that wait).", nil, nil),
+			"Messages not yet published (counted up to 100,000 that are due and 100,000 that wait).", nil, nil),
 		archiveOldest: prometheus.NewDesc("tidings_outbox_oldest_unarchived_seconds",
 			"Time since the oldest published message outside the archive was published, estimated from some rows "+
 				"of the oldest range; 0 if there is none.", nil, nil),

@@ -143,7 +143,7 @@ func newDurables(r *Relay) prometheus.Collector {
 		{prometheus.NewDesc("tidings_durable_stream_sequence", "Last sequence of a durable consumer's stream.", labels, nil),
 			func(d broker.Durable) float64 { return float64(d.Last) }},
 	}, prometheus.NewDesc("tidings_durable_incomplete_streams",
-		"Streams with durable consumers that are not exported. One relay exports up to 500: that which holds the lowest partition.",
+		"Streams with durable consumers that are not exported. The relay that holds the lowest partition exports up to 500.",
 		nil, nil)}
 }
 

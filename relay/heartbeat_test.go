@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -168,7 +169,7 @@ func TestHeartbeatsPassThroughWhateverRelaysDo(t *testing.T) {
 		t.Errorf("the stream differs from the committed rows: %+v", d)
 	}
 	for m, err := live.NextMsg(time.Second); ; m, err = live.NextMsg(10 * time.Millisecond) {
-		if err == nats.ErrTimeout {
+		if errors.Is(err, nats.ErrTimeout) {
 			break
 		} else if err != nil || m.Header.Get(event.HeaderType) != "tidings.post.created.v1" {
 			t.Errorf("live: %v, %v", m, err)

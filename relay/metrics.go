@@ -66,7 +66,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		belowFloor: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_outbox_below_floor_total",
 			Help: "Rows found pending below a partition's floor. Must remain 0."}),
 		catchUps: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_relay_catch_ups_total",
-			Help: "Catch-ups begun: one per partition taken over, and one per unknown outcome."}),
+			Help: "Catch-ups started: one per partition taken over, and one per unknown outcome."}),
 		caughtUp: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_relay_rows_caught_up_total",
 			Help: "Outbox messages that a catch-up found on the stream."}),
 		conflicts: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_relay_conflicts_total",

@@ -174,7 +174,7 @@ func (w *writer) tell(ctx context.Context, err error) {
 	defer cancel()
 	if err := outbox.SaveTrouble(dbCtx, w.pool, outbox.Trouble{Partition: w.p.Number, Reason: err.Error(),
 		Refused: errors.Is(err, ErrStreamRefused)}); err != nil && ctx.Err() == nil {
-		w.log.WarnContext(ctx, "the cause is not in `tidings status`", "partition", w.p.Number, "err", err)
+		w.log.WarnContext(ctx, "reason not stored, so `tidings status` lacks it", "partition", w.p.Number, "err", err)
 	}
 }
 

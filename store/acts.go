@@ -56,7 +56,7 @@ func (s *Store) RedactActor(ctx context.Context, tenant int64, actor string, dry
 		for more := true; more; {
 			var some, c int64
 			var a, b string
-			if err = s.write(ctx, tenant, place{}, func(tx *unit) error {
+			if err = s.write(ctx, of(tenant), func(tx *unit) error {
 				if !dryRun {
 					if err := fence(ctx, tx.Tx); err != nil {
 						return err

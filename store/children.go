@@ -171,14 +171,15 @@ func (s *Store) children(k kinds.Child) *childKind {
 	c.delete = childLanes(s, c, func(w ChildDelete) any { return w.ID }, s.delete)
 	c.moderate = childLanes(s, c, func(w ChildModeration) any { return w.ID }, s.moderate)
 	c.settings = childLanes(s, c, func(w ThreadSettings) any { return w.Object }, s.set)
+	c.create.shared, c.edit.shared, c.delete.shared, c.moderate.shared = true, true, true, true
 	got, _ := s.childKinds.LoadOrStore(shape, c)
 	return got.(*childKind)
 }
 
 func childLanes[W, O any](s *Store, c *childKind, key func(W) any,
-	write func(ctx context.Context, tenant int64, c *childKind, writes []W, at place) ([]O, error)) *lanes[W, O] {
-	return newLanes(s.slots, key, func(ctx context.Context, tenant int64, writes []W, at place) ([]O, error) {
-		return write(ctx, tenant, c, writes, at)
+	write func(ctx context.Context, c *childKind, writes []W, at place) ([]O, error)) *lanes[W, O] {
+	return newLanes(s.slots, key, func(ctx context.Context, writes []W, at place) ([]O, error) {
+		return write(ctx, c, writes, at)
 	})
 }
 
@@ -237,20 +238,31 @@ func (s childShape) event(tenant int64, c event.Child, eventType string, m Meta)
 // childGetSQL reads children, shelved or not. Index: children_KIND_pkey,
 // children_archive_KIND_pkey. Locks: none.
 const childGetSQL = `
-SELECT /* store.child_get */ ` + childColumns + `
-  FROM {{.All}} c WHERE c.tenant_id = @tenant::bigint AND c.child_id = ANY(@child_ids::uuid[])`
+SELECT /* store.child_get */ c.tenant_id, ` + childColumns + `
+  FROM unnest(@tenants::bigint[], @child_ids::uuid[]) AS w(tenant_id, child_id)
+  JOIN {{.All}} c ON c.tenant_id = w.tenant_id AND c.child_id = w.child_id`
 
 func (s childShape) get(ctx context.Context, tx postgres.Querier, tenant int64, ids []string) (map[string]childRow, error) {
-	rows, _ := tx.Query(ctx, s.sql(childGetSQL), pgx.StrictNamedArgs{"tenant": tenant, "child_ids": ids})
-	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[childRow])
-	if err != nil {
-		return nil, fmt.Errorf("read %d children: %w", len(ids), err)
-	}
+	got, err := s.collect(ctx, tx, childGetSQL, pgx.StrictNamedArgs{"tenants": sameTenant(tenant, len(ids)), "child_ids": ids})
 	byID := make(map[string]childRow, len(got))
-	for _, r := range got {
-		byID[r.ID] = r
+	for k, r := range got {
+		byID[k.id] = r
 	}
-	return byID, nil
+	return byID, err
+}
+
+// collect runs a statement that reads children by their ids.
+func (s childShape) collect(ctx context.Context, q postgres.Querier, sql string, args pgx.StrictNamedArgs) (map[childKey]childRow, error) {
+	rows, _ := q.Query(ctx, s.sql(sql), args)
+	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[childState])
+	if err != nil {
+		return nil, fmt.Errorf("read children: %w", err)
+	}
+	all := make(map[childKey]childRow, len(got))
+	for _, r := range got {
+		all[r.key()] = r.childRow
+	}
+	return all, nil
 }
 
 // GetChild returns the child in any state, or ErrNotFound. id is a UUID in lower case. The result

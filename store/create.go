@@ -82,6 +82,8 @@ type creation struct {
 	parentAt   *time.Time
 }
 
+func (c *creation) key() childKey { return childKey{c.in.tenant, c.id} }
+
 func (c *creation) prepare(k *childKind) error {
 	in := &c.in
 	if err := checkMeta(in.Meta); err != nil {
@@ -143,6 +145,7 @@ func checkAttributes(k kinds.Child, attributes json.RawMessage) (json.RawMessage
 func (s *Store) CreateChildren(ctx context.Context, tenant int64, k kinds.Child, children []NewChild) ([]ChildOutcome, error) {
 	c, todo := s.children(k), slices.Clone(children)
 	for i := range todo {
+		todo[i].tenant = tenant
 		todo[i].Attributes, todo[i].err = checkAttributes(k, todo[i].Attributes)
 	}
 	return withReturns(ctx, s, tenant, c, todo, c.create.do)
@@ -153,70 +156,76 @@ func (s *Store) CreateChildren(ctx context.Context, tenant int64, k kinds.Child,
 func (k *childKind) entity(c NewChild) any {
 	switch {
 	case k.OnePerAuthor:
-		return authorPlace{c.AuthorID, c.Object}
+		return c.place()
 	case c.Key == "":
 		return nil
 	}
-	return authorKey{c.AuthorID, c.Key}
+	return authorKey{c.tenant, c.AuthorID, c.Key}
 }
 
-type authorPlace struct{ author, object event.ID }
+type authorPlace struct {
+	tenant         int64
+	author, object event.ID
+}
+
+func (c NewChild) place() authorPlace { return authorPlace{c.tenant, c.AuthorID, c.Object} }
 
 type authorKey struct {
+	tenant int64
 	author event.ID
 	key    string
 }
 
-func (s *Store) create(ctx context.Context, tenant int64, k *childKind, children []NewChild, at place) ([]ChildOutcome, error) {
+func (s *Store) create(ctx context.Context, k *childKind, children []NewChild, at place) ([]ChildOutcome, error) {
 	todo := make([]creation, len(children))
 	type key struct {
 		authorKey
 		alone int // distinguishes items without a key
 	}
-	out, err := inTurns(ctx, s, turns[key, ChildOutcome]{tenant: tenant, n: len(children), at: at, end: inOrder,
+	out, err := inTurns(ctx, s, turns[key, ChildOutcome]{n: len(children), at: at, end: inOrder,
 		check: func(i int, o *ChildOutcome) (key, any, bool) {
 			todo[i].in = children[i]
 			o.Err = todo[i].prepare(k)
-			of := key{authorKey: authorKey{children[i].AuthorID, children[i].Key}}
+			of := key{authorKey: authorKey{children[i].tenant, children[i].AuthorID, children[i].Key}}
 			if of.key == "" {
 				of.alone = i
 			}
 			if k.OnePerAuthor {
-				return of, authorPlace{children[i].AuthorID, children[i].Object}, o.Err == nil
+				return of, children[i].place(), o.Err == nil
 			}
 			return of, nil, o.Err == nil
 		},
 		write: func(tx *unit, turn []int, out []ChildOutcome) error {
-			return s.createTurn(ctx, tx, tenant, k, todo, turn, out)
+			return s.createTurn(ctx, tx, k, todo, turn, out)
 		}})
 	if err != nil {
-		return nil, fmt.Errorf("create %d children of the kind %s of tenant %d: %w", len(children), k.Kind, tenant, err)
+		return nil, fmt.Errorf("create %d children of the kind %s of tenants %d: %w", len(children), k.Kind, at.tenants, err)
 	}
 	return out, nil
 }
 
-func (s *Store) createTurn(ctx context.Context, tx *unit, tenant int64, k *childKind, todo []creation, turn []int,
+func (s *Store) createTurn(ctx context.Context, tx *unit, k *childKind, todo []creation, turn []int,
 	out []ChildOutcome) error {
 	// This read locks nothing: if a parent is deleted meanwhile, the reply counts as written before
 	// the deletion.
-	refused, err := k.surroundings(ctx, tx, tenant, todo, turn)
+	refused, err := k.surroundings(ctx, tx, todo, turn)
 	if err != nil {
 		return err
 	}
-	fresh, known, err := k.takeKeys(ctx, tx, tenant, todo, turn)
+	fresh, known, err := k.takeKeys(ctx, tx, todo, turn)
 	if err != nil {
 		return err
 	}
-	purged, err := k.replay(ctx, tx, tenant, todo, known, out)
+	purged, err := k.replay(ctx, tx, todo, known, out)
 	if err != nil {
 		return err
 	}
 	if len(purged) > 0 { // retention purged these keys since takeKeys met them: they are free
-		again, known, err := k.takeKeys(ctx, tx, tenant, todo, purged)
+		again, known, err := k.takeKeys(ctx, tx, todo, purged)
 		if err != nil {
 			return err
 		}
-		if purged, err = k.replay(ctx, tx, tenant, todo, known, out); err != nil {
+		if purged, err = k.replay(ctx, tx, todo, known, out); err != nil {
 			return err
 		}
 		if len(purged) > 0 { // a new key cannot be purged
@@ -233,7 +242,7 @@ func (s *Store) createTurn(ctx context.Context, tx *unit, tenant int64, k *child
 			release = append(release, i)
 		}
 	}
-	if err := s.insert(ctx, tx, tenant, k, todo, write, out); err != nil {
+	if err := s.insert(ctx, tx, k, todo, write, out); err != nil {
 		return err
 	}
 	for _, i := range write {
@@ -241,14 +250,14 @@ func (s *Store) createTurn(ctx context.Context, tx *unit, tenant int64, k *child
 			release = append(release, i)
 		}
 	}
-	if err := k.releaseKeys(ctx, tx, tenant, todo, release); err != nil {
+	if err := k.releaseKeys(ctx, tx, todo, release); err != nil {
 		return err
 	}
 	for _, i := range write {
 		if !out[i].Changed {
 			continue
 		}
-		e, err := k.event(tenant, out[i].Child, event.Created, todo[i].in.Meta)
+		e, err := k.event(todo[i].in.tenant, out[i].Child, event.Created, todo[i].in.Meta)
 		if err != nil {
 			return err
 		}
@@ -269,18 +278,18 @@ SELECT /* store.child_surroundings */ w.ord::int,
        {{- else}}false, false{{end}},
        a.archived IS NOT NULL, {{if .Threaded}}p.path, p.created_at, p.author_state, p.moderation_state
        {{- else}}NULL::text, NULL::timestamptz, NULL::text, NULL::text{{end}}
-  FROM unnest(@object_ids::text[], @reply_tos::uuid[]) WITH ORDINALITY AS w(object_id, reply_to, ord)
+  FROM unnest(@tenants::bigint[], @object_ids::text[], @reply_tos::uuid[]) WITH ORDINALITY AS w(tenant_id, object_id, reply_to, ord)
  CROSS JOIN pg_current_xact_id()
 {{- if .Moderated}}
   LEFT JOIN LATERAL (SELECT object FROM threads
-                      WHERE tenant_id = @tenant::bigint AND post_id = w.object_id AND kind = '{{.Kind}}'
+                      WHERE tenant_id = w.tenant_id AND post_id = w.object_id AND kind = '{{.Kind}}'
                         AND version_state = 'LATEST' OFFSET 0) t ON true
 {{- end}}
   LEFT JOIN LATERAL (SELECT true AS archived FROM archived_threads
-                      WHERE tenant_id = @tenant::bigint AND kind = '{{.Kind}}' AND object_id = w.object_id
+                      WHERE tenant_id = w.tenant_id AND kind = '{{.Kind}}' AND object_id = w.object_id
                         AND state <> 'RETURNED' OFFSET 0) a ON true
 {{- if .Threaded}}
-  LEFT JOIN LATERAL (SELECT * FROM {{.Table}} WHERE tenant_id = @tenant::bigint AND child_id = w.reply_to OFFSET 0) p
+  LEFT JOIN LATERAL (SELECT * FROM {{.Table}} WHERE tenant_id = w.tenant_id AND child_id = w.reply_to OFFSET 0) p
     ON p.object_id = w.object_id
 {{- end}}`
 
@@ -297,16 +306,16 @@ type surroundingsRow struct {
 
 // surroundings fills in the first moderation state and the parent's place. It returns the reason
 // for each item that must be refused.
-func (s childShape) surroundings(ctx context.Context, tx pgx.Tx, tenant int64, todo []creation, turn []int) (map[int]error, error) {
-	objects, parents := make([]event.ID, len(turn)), make([]*string, len(turn))
+func (s childShape) surroundings(ctx context.Context, tx pgx.Tx, todo []creation, turn []int) (map[int]error, error) {
+	tenants, objects, parents := make([]int64, len(turn)), make([]event.ID, len(turn)), make([]*string, len(turn))
 	for n, i := range turn {
-		objects[n] = todo[i].in.Object
+		tenants[n], objects[n] = todo[i].in.tenant, todo[i].in.Object
 		if todo[i].in.ReplyTo != "" {
 			parents[n] = &todo[i].in.ReplyTo
 		}
 	}
 	rows, _ := tx.Query(ctx, s.sql(childSurroundingsSQL),
-		pgx.StrictNamedArgs{"tenant": tenant, "object_ids": objects, "reply_tos": parents})
+		pgx.StrictNamedArgs{"tenants": tenants, "object_ids": objects, "reply_tos": parents})
 	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[surroundingsRow])
 	if err != nil {
 		return nil, fmt.Errorf("read the surroundings of %d children: %w", len(turn), err)
@@ -342,38 +351,36 @@ func (s childShape) surroundings(ctx context.Context, tx pgx.Tx, tenant int64, t
 // Index: child_keys_pkey. Locks: the keys, in key order.
 const childKeysSQL = `
 INSERT /* store.child_keys */ INTO child_keys (tenant_id, kind, author_id, idempotency_key, request_hash, child_id, moderation_state)
-SELECT @tenant::bigint, '{{.Kind}}', w.author_id, w.key, w.hash, w.child_id, w.moderation_state
-  FROM unnest(@author_ids::text[], @keys::text[], @hashes::bytea[], @child_ids::uuid[], @moderation_states::text[])
-    AS w(author_id, key, hash, child_id, moderation_state)
- ORDER BY w.author_id COLLATE "C", w.key COLLATE "C"
+SELECT w.tenant_id, '{{.Kind}}', w.author_id, w.key, w.hash, w.child_id, w.moderation_state
+  FROM unnest(@tenants::bigint[], @author_ids::text[], @keys::text[], @hashes::bytea[], @child_ids::uuid[], @moderation_states::text[])
+    AS w(tenant_id, author_id, key, hash, child_id, moderation_state)
+ ORDER BY w.tenant_id, w.author_id COLLATE "C", w.key COLLATE "C"
 ON CONFLICT DO NOTHING
-RETURNING child_id::text`
+RETURNING tenant_id, child_id::text`
 
 // takeKeys splits the items into fresh ones to write and known ones whose key has made a child
 // before.
-func (s childShape) takeKeys(ctx context.Context, tx pgx.Tx, tenant int64, todo []creation, turn []int) (fresh, known []int, err error) {
+func (s childShape) takeKeys(ctx context.Context, tx pgx.Tx, todo []creation, turn []int) (fresh, known []int, err error) {
 	var keyed []int
 	for _, i := range turn {
 		if todo[i].in.Key != "" {
 			keyed = append(keyed, i)
 		}
 	}
-	taken := make(map[string]bool, len(keyed))
+	taken := make(map[childKey]bool, len(keyed))
 	if len(keyed) > 0 {
-		authors, keys, hashes, ids, moderation := keyArgs(todo, keyed)
-		rows, _ := tx.Query(ctx, s.sql(childKeysSQL), pgx.StrictNamedArgs{
-			"tenant": tenant, "author_ids": authors, "keys": keys, "hashes": hashes, "child_ids": ids, "moderation_states": moderation,
-		})
-		got, err := pgx.CollectRows(rows, pgx.RowTo[string])
-		if err != nil {
+		args := keyArgs(todo, keyed)
+		args["hashes"] = column(keyed, func(i int) []byte { return todo[i].hash })
+		args["child_ids"] = column(keyed, func(i int) string { return todo[i].id })
+		args["moderation_states"] = column(keyed, func(i int) string { return todo[i].moderation })
+		rows, _ := tx.Query(ctx, s.sql(childKeysSQL), args)
+		var k childKey
+		if _, err := pgx.ForEachRow(rows, []any{&k.tenant, &k.id}, func() error { taken[k] = true; return nil }); err != nil {
 			return nil, nil, fmt.Errorf("take %d idempotency keys: %w", len(keyed), err)
-		}
-		for _, id := range got {
-			taken[id] = true
 		}
 	}
 	for _, i := range turn {
-		if todo[i].in.Key == "" || taken[todo[i].id] {
+		if todo[i].in.Key == "" || taken[todo[i].key()] {
 			fresh = append(fresh, i)
 		} else {
 			known = append(known, i)
@@ -382,13 +389,13 @@ func (s childShape) takeKeys(ctx context.Context, tx pgx.Tx, tenant int64, todo 
 	return fresh, known, nil
 }
 
-func keyArgs(todo []creation, items []int) (authors []event.ID, keys []string, hashes [][]byte, ids, moderation []string) {
-	for _, i := range items {
-		c := &todo[i]
-		authors, keys, hashes = append(authors, c.in.AuthorID), append(keys, c.in.Key), append(hashes, c.hash)
-		ids, moderation = append(ids, c.id), append(moderation, c.moderation)
+// keyArgs are the arguments that name the keys of items.
+func keyArgs(todo []creation, items []int) pgx.StrictNamedArgs {
+	return pgx.StrictNamedArgs{
+		"tenants":    column(items, func(i int) int64 { return todo[i].in.tenant }),
+		"author_ids": column(items, func(i int) event.ID { return todo[i].in.AuthorID }),
+		"keys":       column(items, func(i int) string { return todo[i].in.Key }),
 	}
-	return authors, keys, hashes, ids, moderation
 }
 
 // childReplaySQL reads the children that keys made. It takes only columns that never change from
@@ -396,9 +403,9 @@ func keyArgs(todo []creation, items []int) (authors []event.ID, keys []string, h
 // children_archive_KIND_pkey. Locks: none.
 const childReplaySQL = `
 SELECT /* store.child_replay */ w.ord::int, k.request_hash, k.moderation_state, c.child_id::text, c.slug, c.path, c.created_at
-  FROM unnest(@author_ids::text[], @keys::text[]) WITH ORDINALITY AS w(author_id, key, ord)
-  JOIN child_keys k ON k.tenant_id = @tenant::bigint AND k.kind = '{{.Kind}}' AND k.author_id = w.author_id AND k.idempotency_key = w.key
-  LEFT JOIN {{.All}} c ON c.tenant_id = @tenant::bigint AND c.child_id = k.child_id`
+  FROM unnest(@tenants::bigint[], @author_ids::text[], @keys::text[]) WITH ORDINALITY AS w(tenant_id, author_id, key, ord)
+  JOIN child_keys k ON k.tenant_id = w.tenant_id AND k.kind = '{{.Kind}}' AND k.author_id = w.author_id AND k.idempotency_key = w.key
+  LEFT JOIN {{.All}} c ON c.tenant_id = k.tenant_id AND c.child_id = k.child_id`
 
 type replayRow struct {
 	Ord             int
@@ -412,13 +419,12 @@ type replayRow struct {
 
 // replay returns the first result of each key again: version 1 with the body and attributes of the
 // request, which equals the first one. It returns the items whose key no longer exists.
-func (s childShape) replay(ctx context.Context, tx pgx.Tx, tenant int64, todo []creation, known []int,
+func (s childShape) replay(ctx context.Context, tx pgx.Tx, todo []creation, known []int,
 	out []ChildOutcome) (purged []int, err error) {
 	if len(known) == 0 {
 		return nil, nil
 	}
-	authors, keys, _, _, _ := keyArgs(todo, known)
-	rows, _ := tx.Query(ctx, s.sql(childReplaySQL), pgx.StrictNamedArgs{"tenant": tenant, "author_ids": authors, "keys": keys})
+	rows, _ := tx.Query(ctx, s.sql(childReplaySQL), keyArgs(todo, known))
 	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[replayRow])
 	if err != nil {
 		return nil, fmt.Errorf("read %d idempotency keys: %w", len(known), err)
@@ -449,16 +455,14 @@ func (s childShape) replay(ctx context.Context, tx pgx.Tx, tenant int64, todo []
 // Index: child_keys_pkey. Locks: rows of this transaction.
 const childReleaseSQL = `
 DELETE /* store.child_release */ FROM child_keys k
- USING unnest(@author_ids::text[], @keys::text[]) AS w(author_id, key)
- WHERE k.tenant_id = @tenant::bigint AND k.kind = '{{.Kind}}' AND k.author_id = w.author_id AND k.idempotency_key = w.key`
+ USING unnest(@tenants::bigint[], @author_ids::text[], @keys::text[]) AS w(tenant_id, author_id, key)
+ WHERE k.tenant_id = w.tenant_id AND k.kind = '{{.Kind}}' AND k.author_id = w.author_id AND k.idempotency_key = w.key`
 
-func (s childShape) releaseKeys(ctx context.Context, tx pgx.Tx, tenant int64, todo []creation, items []int) error {
+func (s childShape) releaseKeys(ctx context.Context, tx pgx.Tx, todo []creation, items []int) error {
 	if len(items) == 0 {
 		return nil
 	}
-	authors, keys, _, _, _ := keyArgs(todo, items)
-	_, err := tx.Exec(ctx, s.sql(childReleaseSQL), pgx.StrictNamedArgs{"tenant": tenant, "author_ids": authors, "keys": keys})
-	if err != nil {
+	if _, err := tx.Exec(ctx, s.sql(childReleaseSQL), keyArgs(todo, items)); err != nil {
 		return fmt.Errorf("release %d idempotency keys: %w", len(items), err)
 	}
 	return nil
@@ -474,37 +478,38 @@ const childCreateSQL = `
 INSERT /* store.child_create */ INTO {{.Table}} AS c
        (tenant_id, child_id, object_id, {{if .Threaded}}parent_id, slug, path, {{end}}author_id, body,
         {{if .Attributes}}attributes, {{end}}moderation_state, created_at, updated_at)
-SELECT @tenant::bigint, n.child_id, n.object_id,
+SELECT n.tenant_id, n.child_id, n.object_id,
        {{if .Threaded}}n.reply_to, n.slug,
        n.parent_path || lpad(to_hex((extract(epoch FROM n.at) * 1000000)::bigint), 14, '0') || n.slug, {{end -}}
        n.author_id, n.body, {{if .Attributes}}n.attributes::jsonb, {{end}}n.moderation_state, n.at, n.at
   FROM (SELECT w.*,
                {{if .Threaded}}GREATEST(clock_timestamp(), w.parent_at + interval '1 microsecond')
                {{- else}}clock_timestamp(){{end}} AS at
-          FROM unnest(@child_ids::uuid[], @object_ids::text[], @author_ids::text[], @bodies::text[], @moderation_states::text[]
+          FROM unnest(@tenants::bigint[], @child_ids::uuid[], @object_ids::text[], @author_ids::text[], @bodies::text[],
+                      @moderation_states::text[]
                       {{- if .Threaded}}, @reply_tos::uuid[], @slugs::text[], @parent_paths::text[], @parent_ats::timestamptz[]{{end}}
                       {{- if .Attributes}}, @attributes::text[]{{end}}) {{if .OnePerAuthor}}WITH ORDINALITY {{end -}}
-            AS w(child_id, object_id, author_id, body, moderation_state
+            AS w(tenant_id, child_id, object_id, author_id, body, moderation_state
                  {{- if .Threaded}}, reply_to, slug, parent_path, parent_at{{end}}{{if .Attributes}}, attributes{{end}}
                  {{- if .OnePerAuthor}}, ord{{end}})) n
  WHERE NOT EXISTS (SELECT FROM archived_threads a
-                    WHERE a.tenant_id = @tenant::bigint AND a.kind = '{{.Kind}}' AND a.object_id = n.object_id
+                    WHERE a.tenant_id = n.tenant_id AND a.kind = '{{.Kind}}' AND a.object_id = n.object_id
                       AND a.state <> 'RETURNED' OFFSET 0)
 {{- if .OnePerAuthor}}
- ORDER BY n.object_id COLLATE "C", n.author_id COLLATE "C", n.ord
+ ORDER BY n.tenant_id, n.object_id COLLATE "C", n.author_id COLLATE "C", n.ord
 ON CONFLICT DO NOTHING
 {{- else if .Threaded}}
 ON CONFLICT (tenant_id, object_id, slug) DO NOTHING
 {{- end}}
-RETURNING ` + childColumns
+RETURNING c.tenant_id, ` + childColumns
 
 // childTakenSQL reads the children that hold the places that creates want.
 // Index: children_KIND_author_key. Locks: none.
 const childTakenSQL = `
-SELECT /* store.child_taken */ ` + childColumns + `
-  FROM unnest(@object_ids::text[], @author_ids::text[]) AS w(object_id, author_id)
+SELECT /* store.child_taken */ c.tenant_id, ` + childColumns + `
+  FROM unnest(@tenants::bigint[], @object_ids::text[], @author_ids::text[]) AS w(tenant_id, object_id, author_id)
  CROSS JOIN LATERAL (SELECT * FROM {{.Table}}
-                      WHERE tenant_id = @tenant::bigint AND object_id = w.object_id AND author_id = w.author_id
+                      WHERE tenant_id = w.tenant_id AND object_id = w.object_id AND author_id = w.author_id
                         AND author_state = 'ACTIVE' OFFSET 0) c`
 
 // maxInserts bounds the attempts to insert children that an earlier attempt left out. With 2^40
@@ -512,34 +517,32 @@ SELECT /* store.child_taken */ ` + childColumns + `
 // author's place may also have become free meanwhile.
 const maxInserts = 5
 
-func (s *Store) insert(ctx context.Context, tx pgx.Tx, tenant int64, k *childKind, todo []creation, write []int, out []ChildOutcome) error {
+func (s *Store) insert(ctx context.Context, tx pgx.Tx, k *childKind, todo []creation, write []int, out []ChildOutcome) error {
 	for attempt := 1; len(write) > 0; attempt++ {
 		if attempt > maxInserts {
 			return fmt.Errorf("insert %d children: no free slug in %d attempts", len(write), maxInserts)
 		}
-		left, err := s.tryInsert(ctx, tx, tenant, k, todo, write, out)
+		left, err := s.tryInsert(ctx, tx, k, todo, write, out)
 		if err != nil {
 			return err
 		}
 		if len(left) == 0 {
 			break
 		}
-		objects, authors := make([]event.ID, len(left)), make([]event.ID, len(left))
-		for n, i := range left {
-			objects[n], authors[n] = todo[i].in.Object, todo[i].in.AuthorID
-		}
-		shelved, err := k.shelved(ctx, tx, tenant, objects)
+		tenants := column(left, func(i int) int64 { return todo[i].in.tenant })
+		objects := column(left, func(i int) event.ID { return todo[i].in.Object })
+		shelved, err := k.shelved(ctx, tx, tenants, objects)
 		if err != nil {
 			return err
 		}
-		taken, err := k.taken(ctx, tx, tenant, objects, authors)
+		taken, err := k.taken(ctx, tx, tenants, objects, column(left, func(i int) event.ID { return todo[i].in.AuthorID }))
 		if err != nil {
 			return err
 		}
 		write = slices.DeleteFunc(left, func(i int) bool {
-			first, ok := taken[authorPlace{todo[i].in.AuthorID, todo[i].in.Object}]
+			first, ok := taken[todo[i].in.place()]
 			switch {
-			case slices.Contains(shelved, todo[i].in.Object):
+			case shelved[objectKey{todo[i].in.tenant, todo[i].in.Object}]:
 				out[i].Err = &shelvedError{objects: []event.ID{todo[i].in.Object}}
 			case ok:
 				out[i].Err = &TakenError{Child: first}
@@ -551,38 +554,40 @@ func (s *Store) insert(ctx context.Context, tx pgx.Tx, tenant int64, k *childKin
 }
 
 // taken returns the children that hold these places.
-func (s childShape) taken(ctx context.Context, tx pgx.Tx, tenant int64, objects, authors []event.ID) (map[authorPlace]event.Child, error) {
+func (s childShape) taken(ctx context.Context, tx pgx.Tx, tenants []int64,
+	objects, authors []event.ID) (map[authorPlace]event.Child, error) {
 	if !s.OnePerAuthor {
 		return nil, nil
 	}
-	rows, _ := tx.Query(ctx, s.sql(childTakenSQL), pgx.StrictNamedArgs{"tenant": tenant, "object_ids": objects, "author_ids": authors})
-	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[childRow])
+	rows, _ := tx.Query(ctx, s.sql(childTakenSQL),
+		pgx.StrictNamedArgs{"tenants": tenants, "object_ids": objects, "author_ids": authors})
+	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[childState])
 	if err != nil {
 		return nil, fmt.Errorf("read the children in %d places: %w", len(objects), err)
 	}
 	by := make(map[authorPlace]event.Child, len(got))
 	for _, r := range got {
-		by[authorPlace{r.AuthorID, r.Object}] = r.wire()
+		by[authorPlace{r.TenantID, r.AuthorID, r.Object}] = r.wire()
 	}
 	return by, nil
 }
 
 // tryInsert inserts children with new slugs, and returns the items that the statement left out.
-func (s *Store) tryInsert(ctx context.Context, tx pgx.Tx, tenant int64, k *childKind, todo []creation, write []int,
+func (s *Store) tryInsert(ctx context.Context, tx pgx.Tx, k *childKind, todo []creation, write []int,
 	out []ChildOutcome) ([]int, error) {
 	n := len(write)
-	var (
-		objects, authors        = make([]event.ID, n), make([]event.ID, n)
-		ids, bodies, moderation = make([]string, n), make([]string, n), make([]string, n)
-		index                   = make(map[string]int, n)
-	)
-	for m, i := range write {
-		c := &todo[i]
-		ids[m], objects[m], authors[m], bodies[m], moderation[m] = c.id, c.in.Object, c.in.AuthorID, c.body, c.moderation
-		index[c.id] = i
+	index := make(map[childKey]int, n)
+	for _, i := range write {
+		index[todo[i].key()] = i
 	}
-	args := pgx.StrictNamedArgs{"tenant": tenant, "child_ids": ids, "object_ids": objects, "author_ids": authors, "bodies": bodies,
-		"moderation_states": moderation}
+	args := pgx.StrictNamedArgs{
+		"tenants":           column(write, func(i int) int64 { return todo[i].in.tenant }),
+		"child_ids":         column(write, func(i int) string { return todo[i].id }),
+		"object_ids":        column(write, func(i int) event.ID { return todo[i].in.Object }),
+		"author_ids":        column(write, func(i int) event.ID { return todo[i].in.AuthorID }),
+		"bodies":            column(write, func(i int) string { return todo[i].body }),
+		"moderation_states": column(write, func(i int) string { return todo[i].moderation }),
+	}
 	if k.Threaded {
 		slugs, parents, parentPaths, parentAts := make([]string, n), make([]*string, n), make([]string, n), make([]*time.Time, n)
 		for m, i := range write {
@@ -595,19 +600,18 @@ func (s *Store) tryInsert(ctx context.Context, tx pgx.Tx, tenant int64, k *child
 		args["slugs"], args["reply_tos"], args["parent_paths"], args["parent_ats"] = slugs, parents, parentPaths, parentAts
 	}
 	if k.Attributes {
-		attributes := make([]*string, n)
-		for m, i := range write {
-			attributes[m] = text(todo[i].in.Attributes)
-		}
-		args["attributes"] = attributes
+		args["attributes"] = column(write, func(i int) *string { return text(todo[i].in.Attributes) })
 	}
 	rows, _ := tx.Query(ctx, k.sql(childCreateSQL), args)
-	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[childRow])
+	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[childState])
 	if err != nil {
 		return nil, fmt.Errorf("insert %d children: %w", n, err)
 	}
 	for _, r := range got {
-		i := index[r.ID]
+		i, ok := index[childKey{r.TenantID, r.ID}]
+		if !ok {
+			return nil, fmt.Errorf("child %s of tenant %d: %w", r.ID, r.TenantID, errNotOfGroup)
+		}
 		out[i].Child, out[i].Changed = r.wire(), true
 	}
 	return slices.DeleteFunc(slices.Clone(write), func(i int) bool { return out[i].Changed }), nil

@@ -54,9 +54,17 @@ type EdgeOutcome struct {
 	Err error
 }
 
-type pair struct{ from, to event.ID }
+// edgeKey names an edge of a kind.
+type edgeKey struct {
+	tenant   int64
+	from, to event.ID
+}
 
-func (w EdgeWrite) entity() any { return pair{w.From, w.To} }
+// errNotOfGroup reports a row that a statement returned for a tenant that did not write it. Within
+// a group, row-level security separates nobody: this check does.
+var errNotOfGroup = errors.New("store: a statement returned a row that nobody of its group asked for")
+
+func (w EdgeWrite) key() edgeKey { return edgeKey{w.tenant, w.From, w.To} }
 
 // check validates the write and brings its attributes into their one form.
 func (w *EdgeWrite) check(put bool) error {
@@ -104,14 +112,14 @@ func (s *Store) edgesOf(name string) *edgeKind {
 	k, ok := s.edges.all[name]
 	if !ok {
 		k = &edgeKind{name: name}
-		k.put = newLanes(s.slots, EdgeWrite.entity,
-			func(ctx context.Context, tenant int64, writes []EdgeWrite, at place) ([]EdgeOutcome, error) {
-				return s.writeEdges(ctx, tenant, true, k.putTurn, writes, at)
-			})
-		k.remove = newLanes(s.slots, EdgeWrite.entity,
-			func(ctx context.Context, tenant int64, writes []EdgeWrite, at place) ([]EdgeOutcome, error) {
-				return s.writeEdges(ctx, tenant, false, k.removeTurn, writes, at)
-			})
+		entity := func(w EdgeWrite) any { return w.key() }
+		k.put = newLanes(s.slots, entity, func(ctx context.Context, writes []EdgeWrite, at place) ([]EdgeOutcome, error) {
+			return s.writeEdges(ctx, true, k.putTurn, writes, at)
+		})
+		k.remove = newLanes(s.slots, entity, func(ctx context.Context, writes []EdgeWrite, at place) ([]EdgeOutcome, error) {
+			return s.writeEdges(ctx, false, k.removeTurn, writes, at)
+		})
+		k.put.shared, k.remove.shared = true, true
 		if s.edges.all == nil {
 			s.edges.all = make(map[string]*edgeKind)
 		}
@@ -126,6 +134,7 @@ func edgesOf(name, sql string) string {
 }
 
 type edgeRow struct {
+	Tenant       int64
 	From         event.ID
 	To           event.ID
 	Status       string
@@ -135,6 +144,8 @@ type edgeRow struct {
 	UpdatedAt    time.Time
 	Attributes   []byte
 }
+
+func (r edgeRow) key() edgeKey { return edgeKey{r.Tenant, r.From, r.To} }
 
 func (r edgeRow) wire() event.Edge {
 	return event.Edge{
@@ -150,27 +161,27 @@ func (r edgeRow) wire() event.Edge {
 // in key order.
 const putEdgesSQL = `
 INSERT /* store.put_edges */ INTO {edges} AS e (tenant_id, from_id, to_id)
-SELECT @tenant::bigint, w.from_id, w.to_id
-  FROM unnest(@froms::text[], @tos::text[]) AS w(from_id, to_id)
- ORDER BY w.from_id COLLATE "C", w.to_id COLLATE "C"
+SELECT w.*
+  FROM unnest(@tenants::bigint[], @froms::text[], @tos::text[]) AS w(tenant_id, from_id, to_id)
+ ORDER BY w.tenant_id, w.from_id COLLATE "C", w.to_id COLLATE "C"
 ON CONFLICT (tenant_id, from_id, to_id) DO UPDATE
    SET status = 'ACTIVE', version = e.version + 1,
        positioned_at = GREATEST(now(), e.updated_at), updated_at = GREATEST(now(), e.updated_at)
  WHERE e.status <> 'ACTIVE'
-RETURNING e.from_id, e.to_id, e.status, e.version, e.created_at, e.positioned_at, e.updated_at, e.attributes`
+RETURNING e.tenant_id, e.from_id, e.to_id, e.status, e.version, e.created_at, e.positioned_at, e.updated_at, e.attributes`
 
 // PutEdges makes each edge ACTIVE with these attributes. An edge that already equals the write does
 // not change and makes no event. An edge to a child needs the child: a write to one that is missing
 // or gone is refused, even if the edge exists and the write would not change it. RemoveEdges does
 // not look at the child.
 func (s *Store) PutEdges(ctx context.Context, tenant int64, k kinds.Edge, writes []EdgeWrite) ([]EdgeOutcome, error) {
-	return s.edgesOf(k.Name).put.do(ctx, tenant, withKind(k, writes))
+	return s.edgesOf(k.Name).put.do(ctx, tenant, ofKind(tenant, k, writes))
 }
 
-func withKind(k kinds.Edge, writes []EdgeWrite) []EdgeWrite {
+func ofKind(tenant int64, k kinds.Edge, writes []EdgeWrite) []EdgeWrite {
 	all := slices.Clone(writes)
 	for i := range all {
-		all[i].kind = k
+		all[i].tenant, all[i].kind = tenant, k
 	}
 	return all
 }
@@ -180,18 +191,18 @@ func withKind(k kinds.Edge, writes []EdgeWrite) []EdgeWrite {
 // key order.
 const removeEdgesSQL = `
 WITH wanted AS (
-  SELECT * FROM unnest(@froms::text[], @tos::text[], @versions::bigint[]) AS w(from_id, to_id, version)
+  SELECT * FROM unnest(@tenants::bigint[], @froms::text[], @tos::text[], @versions::bigint[]) AS w(tenant_id, from_id, to_id, version)
 ), held AS (
-  SELECT e.from_id, e.to_id, w.version
-    FROM {edges} e JOIN wanted w ON e.tenant_id = @tenant::bigint AND e.from_id = w.from_id AND e.to_id = w.to_id
-   ORDER BY e.from_id, e.to_id
+  SELECT e.tenant_id, e.from_id, e.to_id, w.version
+    FROM {edges} e JOIN wanted w ON e.tenant_id = w.tenant_id AND e.from_id = w.from_id AND e.to_id = w.to_id
+   ORDER BY e.tenant_id, e.from_id, e.to_id
      FOR NO KEY UPDATE OF e
 )
 UPDATE /* store.remove_edges */ {edges} e
    SET status = 'REMOVED', version = e.version + 1, updated_at = GREATEST(now(), e.updated_at)
   FROM held h
- WHERE e.tenant_id = @tenant::bigint AND e.from_id = h.from_id AND e.to_id = h.to_id AND e.status = 'ACTIVE' AND h.version IN (0, e.version)
-RETURNING e.from_id, e.to_id, e.status, e.version, e.created_at, e.positioned_at, e.updated_at, e.attributes`
+ WHERE e.tenant_id = h.tenant_id AND e.from_id = h.from_id AND e.to_id = h.to_id AND e.status = 'ACTIVE' AND h.version IN (0, e.version)
+RETURNING e.tenant_id, e.from_id, e.to_id, e.status, e.version, e.created_at, e.positioned_at, e.updated_at, e.attributes`
 
 // removeAgainSQL is removeEdgesSQL for the second removal of an edge in one batch. The batch has
 // locked the edge, unless the edge appeared since. It does not wait for such an edge, because it
@@ -201,59 +212,59 @@ var removeAgainSQL = strings.Replace(removeEdgesSQL, "FOR NO KEY UPDATE OF e", "
 // RemoveEdges makes each edge REMOVED. An edge that is REMOVED already, or never existed, makes no
 // event.
 func (s *Store) RemoveEdges(ctx context.Context, tenant int64, k kinds.Edge, writes []EdgeWrite) ([]EdgeOutcome, error) {
-	return s.edgesOf(k.Name).remove.do(ctx, tenant, withKind(k, writes))
+	return s.edgesOf(k.Name).remove.do(ctx, tenant, ofKind(tenant, k, writes))
 }
 
 // writeEdges writes edges in one transaction. turn writes the items of a round, of which no two are
 // the same edge.
-func (s *Store) writeEdges(ctx context.Context, tenant int64, put bool,
-	turn func(ctx context.Context, tx *unit, tenant int64, writes []EdgeWrite, turn []int, out []EdgeOutcome) error,
+func (s *Store) writeEdges(ctx context.Context, put bool,
+	turn func(ctx context.Context, tx *unit, writes []EdgeWrite, turn []int, out []EdgeOutcome) error,
 	writes []EdgeWrite, at place) ([]EdgeOutcome, error) {
-	out, err := inTurns(ctx, s, turns[pair, EdgeOutcome]{tenant: tenant, n: len(writes), at: at,
-		check: func(i int, o *EdgeOutcome) (pair, any, bool) {
+	out, err := inTurns(ctx, s, turns[edgeKey, EdgeOutcome]{n: len(writes), at: at,
+		check: func(i int, o *EdgeOutcome) (edgeKey, any, bool) {
 			o.Err = writes[i].check(put)
-			return pair{writes[i].From, writes[i].To}, nil, o.Err == nil
+			return writes[i].key(), nil, o.Err == nil
 		},
 		write: func(tx *unit, items []int, out []EdgeOutcome) error {
-			return turn(ctx, tx, tenant, writes, items, out)
+			return turn(ctx, tx, writes, items, out)
 		}})
 	if err != nil {
-		return nil, fmt.Errorf("write %d edges of kind %s, tenant %d: %w", len(writes), writes[0].kind.Name, tenant, err)
+		return nil, fmt.Errorf("write %d edges of kind %s, tenants %d: %w", len(writes), writes[0].kind.Name, at.tenants, err)
 	}
 	return out, nil
 }
 
 // putTurn writes a turn of puts. Without attributes and guards, one statement decides.
-func (k *edgeKind) putTurn(ctx context.Context, tx *unit, tenant int64, writes []EdgeWrite, turn []int, out []EdgeOutcome) error {
+func (k *edgeKind) putTurn(ctx context.Context, tx *unit, writes []EdgeWrite, turn []int, out []EdgeOutcome) error {
 	if writes[turn[0]].kind.ToChild {
 		var err error
-		if turn, err = lockTargets(ctx, tx, tenant, writes, turn, out); err != nil || len(turn) == 0 {
+		if turn, err = lockTargets(ctx, tx, writes, turn, out); err != nil || len(turn) == 0 {
 			return err
 		}
 	}
 	for _, i := range turn {
 		if writes[i].defaults != nil || writes[i].Merge || writes[i].IfVersion != AnyVersion {
-			return k.putGuarded(ctx, tx, tenant, writes, turn, out)
+			return k.putGuarded(ctx, tx, writes, turn, out)
 		}
 	}
-	left, err := k.change(ctx, tx, tenant, writes, turn, putEdges, out)
+	left, err := k.change(ctx, tx, writes, turn, putEdges, out)
 	if err != nil || len(left) == 0 {
 		return err
 	}
-	return k.current(ctx, tx, tenant, writes, left, getEdgesSQL, out)
+	return k.current(ctx, tx, writes, left, getEdgesSQL, out)
 }
 
 // removeTurn writes a turn of removals.
-func (k *edgeKind) removeTurn(ctx context.Context, tx *unit, tenant int64, writes []EdgeWrite, turn []int, out []EdgeOutcome) error {
+func (k *edgeKind) removeTurn(ctx context.Context, tx *unit, writes []EdgeWrite, turn []int, out []EdgeOutcome) error {
 	change := removeEdges
 	if tx.turn > 0 {
 		change = removeEdgesAgain
 	}
-	left, err := k.change(ctx, tx, tenant, writes, turn, change, out)
+	left, err := k.change(ctx, tx, writes, turn, change, out)
 	if err != nil || len(left) == 0 {
 		return err
 	}
-	if err := k.current(ctx, tx, tenant, writes, left, getEdgesSQL, out); err != nil {
+	if err := k.current(ctx, tx, writes, left, getEdgesSQL, out); err != nil {
 		return err
 	}
 	for _, i := range left {
@@ -284,21 +295,22 @@ func (w *EdgeWrite) merge(out *EdgeOutcome) bool {
 
 // lockEdgesSQL locks edges and reads them. Index: edges_KIND_pkey. Locks: the edges, in key order.
 const lockEdgesSQL = `
-SELECT /* store.lock_edges */ e.from_id, e.to_id, e.status, e.version, e.created_at, e.positioned_at, e.updated_at, e.attributes
-  FROM unnest(@froms::text[], @tos::text[]) AS w(from_id, to_id)
-  JOIN {edges} e ON e.tenant_id = @tenant::bigint AND e.from_id = w.from_id AND e.to_id = w.to_id
- ORDER BY e.from_id, e.to_id
+SELECT /* store.lock_edges */ e.tenant_id, e.from_id, e.to_id, e.status, e.version, e.created_at, e.positioned_at, e.updated_at,
+       e.attributes
+  FROM unnest(@tenants::bigint[], @froms::text[], @tos::text[]) AS w(tenant_id, from_id, to_id)
+  JOIN {edges} e ON e.tenant_id = w.tenant_id AND e.from_id = w.from_id AND e.to_id = w.to_id
+ ORDER BY e.tenant_id, e.from_id, e.to_id
    FOR NO KEY UPDATE OF e`
 
 // insertEdgesSQL creates missing edges and returns them. It locks the others without a change.
 // Index: edges_KIND_pkey. Locks: the edges, in key order.
 const insertEdgesSQL = `
 INSERT /* store.insert_edges */ INTO {edges} AS e (tenant_id, from_id, to_id, attributes)
-SELECT @tenant::bigint, w.from_id, w.to_id, w.attributes
-  FROM unnest(@froms::text[], @tos::text[], @attributes::text[]::jsonb[]) AS w(from_id, to_id, attributes)
- ORDER BY w.from_id COLLATE "C", w.to_id COLLATE "C"
+SELECT w.*
+  FROM unnest(@tenants::bigint[], @froms::text[], @tos::text[], @attributes::text[]::jsonb[]) AS w(tenant_id, from_id, to_id, attributes)
+ ORDER BY w.tenant_id, w.from_id COLLATE "C", w.to_id COLLATE "C"
 ON CONFLICT (tenant_id, from_id, to_id) DO UPDATE SET status = e.status WHERE false
-RETURNING e.from_id, e.to_id, e.status, e.version, e.created_at, e.positioned_at, e.updated_at, e.attributes`
+RETURNING e.tenant_id, e.from_id, e.to_id, e.status, e.version, e.created_at, e.positioned_at, e.updated_at, e.attributes`
 
 // updateEdgesSQL makes edges ACTIVE with these attributes. The transaction has locked them.
 // Index: edges_KIND_pkey. Locks: the edges, which the transaction has locked.
@@ -306,13 +318,13 @@ const updateEdgesSQL = `
 UPDATE /* store.update_edges */ {edges} e
    SET status = 'ACTIVE', attributes = w.attributes, version = e.version + 1, updated_at = GREATEST(now(), e.updated_at),
        positioned_at = CASE WHEN e.status = 'ACTIVE' THEN e.positioned_at ELSE GREATEST(now(), e.updated_at) END
-  FROM unnest(@froms::text[], @tos::text[], @attributes::text[]::jsonb[]) AS w(from_id, to_id, attributes)
- WHERE e.tenant_id = @tenant::bigint AND e.from_id = w.from_id AND e.to_id = w.to_id
-RETURNING e.from_id, e.to_id, e.status, e.version, e.created_at, e.positioned_at, e.updated_at, e.attributes`
+  FROM unnest(@tenants::bigint[], @froms::text[], @tos::text[], @attributes::text[]::jsonb[]) AS w(tenant_id, from_id, to_id, attributes)
+ WHERE e.tenant_id = w.tenant_id AND e.from_id = w.from_id AND e.to_id = w.to_id
+RETURNING e.tenant_id, e.from_id, e.to_id, e.status, e.version, e.created_at, e.positioned_at, e.updated_at, e.attributes`
 
 // putGuarded writes a turn of puts with attributes or guards. It first creates missing edges and
 // then locks the others, so that a batch without guards waits for locks in key order.
-func (k *edgeKind) putGuarded(ctx context.Context, tx *unit, tenant int64, writes []EdgeWrite, turn []int, out []EdgeOutcome) error {
+func (k *edgeKind) putGuarded(ctx context.Context, tx *unit, writes []EdgeWrite, turn []int, out []EdgeOutcome) error {
 	var creating, existing []int
 	for _, i := range turn {
 		if writes[i].IfVersion == AnyVersion && !writes[i].Merge {
@@ -321,7 +333,7 @@ func (k *edgeKind) putGuarded(ctx context.Context, tx *unit, tenant int64, write
 			existing = append(existing, i)
 		}
 	}
-	left, err := k.change(ctx, tx, tenant, writes, creating, insertEdges, out)
+	left, err := k.change(ctx, tx, writes, creating, insertEdges, out)
 	if err != nil {
 		return err
 	}
@@ -329,7 +341,7 @@ func (k *edgeKind) putGuarded(ctx context.Context, tx *unit, tenant int64, write
 	if len(existing) == 0 {
 		return nil
 	}
-	if err := k.current(ctx, tx, tenant, writes, existing, lockEdgesSQL, out); err != nil {
+	if err := k.current(ctx, tx, writes, existing, lockEdgesSQL, out); err != nil {
 		return err
 	}
 	var revived, updated []int
@@ -349,7 +361,7 @@ func (k *edgeKind) putGuarded(ctx context.Context, tx *unit, tenant int64, write
 		items  []int
 		change edgeChange
 	}{{revived, reviveEdges}, {updated, updateEdges}} {
-		if left, err := k.change(ctx, tx, tenant, writes, step.items, step.change, out); err != nil || len(left) > 0 {
+		if left, err := k.change(ctx, tx, writes, step.items, step.change, out); err != nil || len(left) > 0 {
 			return cmp.Or(err, fmt.Errorf("%d locked edges no longer exist", len(left)))
 		}
 	}
@@ -370,12 +382,12 @@ var (
 )
 
 // change changes edges and appends their events. It returns the items that it did not change.
-func (k *edgeKind) change(ctx context.Context, tx *unit, tenant int64, writes []EdgeWrite, turn []int, to edgeChange,
+func (k *edgeKind) change(ctx context.Context, tx *unit, writes []EdgeWrite, turn []int, to edgeChange,
 	out []EdgeOutcome) (left []int, err error) {
 	if len(turn) == 0 {
 		return nil, nil
 	}
-	args, index := endsOf(tenant, writes, turn)
+	args, index := endsOf(writes, turn)
 	switch to.takes {
 	case "versions":
 		args[to.takes] = column(turn, func(i int) int64 { return writes[i].IfVersion })
@@ -387,10 +399,15 @@ func (k *edgeKind) change(ctx context.Context, tx *unit, tenant int64, writes []
 	if err != nil {
 		return nil, fmt.Errorf("write %d rows: %w", len(turn), err)
 	}
-	slices.SortFunc(changed, func(a, b edgeRow) int { return cmp.Or(cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To)) })
+	slices.SortFunc(changed, func(a, b edgeRow) int {
+		return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To))
+	})
 	for _, r := range changed {
-		w := &writes[index[pair{r.From, r.To}]]
-		o := &out[index[pair{r.From, r.To}]]
+		i, ok := index[r.key()]
+		if !ok {
+			return nil, fmt.Errorf("edge %s, %s of tenant %d: %w", r.From, r.To, r.Tenant, errNotOfGroup)
+		}
+		w, o := &writes[i], &out[i]
 		*o = EdgeOutcome{Edge: r.wire(), Changed: true, Created: to.event == event.Created}
 		state := o.Edge
 		state.Actor = w.Actor
@@ -399,7 +416,7 @@ func (k *edgeKind) change(ctx context.Context, tx *unit, tenant int64, writes []
 			return nil, err
 		}
 		tx.events = append(tx.events, event.Event{
-			TenantID: tenant, AggregateType: w.kind.Name, AggregateID: r.To, Type: to.event,
+			TenantID: w.tenant, AggregateType: w.kind.Name, AggregateID: r.To, Type: to.event,
 			OccurredAt: r.UpdatedAt, TraceParent: w.TraceParent, Payload: payload,
 		})
 	}
@@ -411,14 +428,18 @@ func (k *edgeKind) change(ctx context.Context, tx *unit, tenant int64, writes []
 
 // endsOf returns the arguments of every statement about the edges of a turn, and the index of each
 // edge.
-func endsOf(tenant int64, writes []EdgeWrite, turn []int) (postgres.Args, map[pair]int) {
-	index := make(map[pair]int, len(turn))
+func endsOf(writes []EdgeWrite, turn []int) (postgres.Args, map[edgeKey]int) {
+	index := make(map[edgeKey]int, len(turn))
 	for _, i := range turn {
-		index[pair{writes[i].From, writes[i].To}] = i
+		index[writes[i].key()] = i
 	}
-	return postgres.Args{"tenant": tenant, "froms": column(turn, func(i int) event.ID { return writes[i].From }),
+	tenants := column(turn, func(i int) int64 { return writes[i].tenant })
+	return postgres.Args{"tenants": tenants, "froms": column(turn, func(i int) event.ID { return writes[i].From }),
 		"tos": column(turn, func(i int) event.ID { return writes[i].To })}, index
 }
+
+// sameTenant returns n times the tenant, for a statement that takes a tenant per row.
+func sameTenant(tenant int64, n int) []int64 { return slices.Repeat([]int64{tenant}, n) }
 
 // column returns the values of the items of a turn.
 func column[T any](turn []int, value func(i int) T) []T {
@@ -430,25 +451,29 @@ func column[T any](turn []int, value func(i int) T) []T {
 }
 
 // current fills in the present states of the edges of a turn.
-func (k *edgeKind) current(ctx context.Context, tx pgx.Tx, tenant int64, writes []EdgeWrite, turn []int, sql string,
+func (k *edgeKind) current(ctx context.Context, tx pgx.Tx, writes []EdgeWrite, turn []int, sql string,
 	out []EdgeOutcome) error {
-	args, index := endsOf(tenant, writes, turn)
+	args, index := endsOf(writes, turn)
 	rows, _ := tx.Query(ctx, edgesOf(k.name, sql), args)
 	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[edgeRow])
 	if err != nil {
 		return fmt.Errorf("read %d rows: %w", len(turn), err)
 	}
 	for _, r := range got {
-		out[index[pair{r.From, r.To}]].Edge = r.wire()
+		i, ok := index[r.key()]
+		if !ok {
+			return fmt.Errorf("edge %s, %s of tenant %d: %w", r.From, r.To, r.Tenant, errNotOfGroup)
+		}
+		out[i].Edge = r.wire()
 	}
 	return nil
 }
 
 // getEdgesSQL reads edges. Index: edges_KIND_pkey. Locks: none.
 const getEdgesSQL = `
-SELECT /* store.get_edges */ e.from_id, e.to_id, e.status, e.version, e.created_at, e.positioned_at, e.updated_at, e.attributes
-  FROM unnest(@froms::text[], @tos::text[]) AS w(from_id, to_id)
-  JOIN {edges} e ON e.tenant_id = @tenant::bigint AND e.from_id = w.from_id AND e.to_id = w.to_id`
+SELECT /* store.get_edges */ e.tenant_id, e.from_id, e.to_id, e.status, e.version, e.created_at, e.positioned_at, e.updated_at, e.attributes
+  FROM unnest(@tenants::bigint[], @froms::text[], @tos::text[]) AS w(tenant_id, from_id, to_id)
+  JOIN {edges} e ON e.tenant_id = w.tenant_id AND e.from_id = w.from_id AND e.to_id = w.to_id`
 
 // GetEdge returns the edge, ACTIVE or REMOVED, or ErrNotFound if it never existed. It has no Actor,
 // which the truth does not keep.
@@ -456,7 +481,7 @@ func (s *Store) GetEdge(ctx context.Context, tenant int64, k kinds.Edge, from, t
 	var row edgeRow
 	err := s.read(ctx, tenant, func(tx pgx.Tx) error {
 		rows, _ := tx.Query(ctx, edgesOf(k.Name, getEdgesSQL),
-			pgx.StrictNamedArgs{"tenant": tenant, "froms": []event.ID{from}, "tos": []event.ID{to}})
+			pgx.StrictNamedArgs{"tenants": []int64{tenant}, "froms": []event.ID{from}, "tos": []event.ID{to}})
 		var err error
 		row, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[edgeRow])
 		return notFound(err)

@@ -120,6 +120,7 @@ func (k *edgeKind) removeOf(ctx context.Context, tx *unit, tenant int64, kind ki
 	meta Meta) (removed int64, err error) {
 	var writes []EdgeWrite
 	var turn []int
+	meta.tenant = tenant
 	for _, e := range all {
 		if e.Active {
 			turn = append(turn, len(writes))
@@ -130,7 +131,7 @@ func (k *edgeKind) removeOf(ctx context.Context, tx *unit, tenant int64, kind ki
 		return 0, nil
 	}
 	out := make([]EdgeOutcome, len(writes))
-	if _, err := k.change(ctx, tx, tenant, writes, turn, removeEdges, out); err != nil {
+	if _, err := k.change(ctx, tx, writes, turn, removeEdges, out); err != nil {
 		return 0, err
 	}
 	for _, o := range out {
@@ -148,7 +149,7 @@ func (s *Store) RemoveEdgesOf(ctx context.Context, tenant int64, k kinds.Edge, a
 	if err := checkMeta(meta); err != nil {
 		return 0, err
 	}
-	err = s.write(ctx, tenant, place{}, func(tx *unit) error {
+	err = s.write(ctx, of(tenant), func(tx *unit) error {
 		if err := fence(ctx, tx.Tx); err != nil {
 			return err
 		}
@@ -186,7 +187,7 @@ func (s *Store) ForgetEdges(ctx context.Context, tenant int64, k kinds.Edge, all
 	for i, e := range all {
 		froms[i], tos[i], versions[i] = e.From, e.To, e.Version
 	}
-	err = s.write(ctx, tenant, place{}, func(tx *unit) error {
+	err = s.write(ctx, of(tenant), func(tx *unit) error {
 		if err := fence(ctx, tx.Tx); err != nil {
 			return err
 		}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"unicode"
@@ -46,14 +47,15 @@ type ChildDelete struct {
 // Index: children_KIND_pkey, archived_threads_stub_idx.
 const heldSQL = `
 WITH wanted AS (
-  SELECT * FROM unnest(@child_ids::uuid[], @if_versions::bigint[], @values::text[]{{if .Attributes}}, @attributes::text[]{{end}})
-    AS w(child_id, if_version, value{{if .Attributes}}, attributes{{end}})
+  SELECT * FROM unnest(@tenants::bigint[], @child_ids::uuid[], @if_versions::bigint[], @values::text[]
+                       {{- if .Attributes}}, @attributes::text[]{{end}})
+    AS w(tenant_id, child_id, if_version, value{{if .Attributes}}, attributes{{end}})
 ), held AS (
   SELECT w.*
-    FROM {{.Table}} c JOIN wanted w ON c.tenant_id = @tenant::bigint AND c.child_id = w.child_id
-   WHERE NOT EXISTS (SELECT FROM archived_threads a WHERE a.tenant_id = @tenant::bigint AND a.kind = '{{.Kind}}'
+    FROM {{.Table}} c JOIN wanted w ON c.tenant_id = w.tenant_id AND c.child_id = w.child_id
+   WHERE NOT EXISTS (SELECT FROM archived_threads a WHERE a.tenant_id = c.tenant_id AND a.kind = '{{.Kind}}'
                         AND a.object_id = c.object_id AND a.state <> 'RETURNED' OFFSET 0)
-   ORDER BY c.child_id
+   ORDER BY c.tenant_id, c.child_id
      FOR NO KEY UPDATE OF c
 )`
 
@@ -65,11 +67,11 @@ UPDATE /* store.child_edit */ {{.Table}} c
    SET body = {{if .Attributes}}coalesce(h.value, c.body), attributes = coalesce(h.attributes::jsonb, c.attributes){{else}}h.value{{end}},
        version = c.version + 1, updated_at = GREATEST(now(), c.updated_at)
   FROM held h
- WHERE c.tenant_id = @tenant::bigint AND c.child_id = h.child_id AND (h.if_version = 0 OR c.version = h.if_version)
+ WHERE c.tenant_id = h.tenant_id AND c.child_id = h.child_id AND (h.if_version = 0 OR c.version = h.if_version)
    AND c.author_state = 'ACTIVE' AND c.moderation_state NOT IN ('HIDDEN', 'REMOVED')
    AND {{if .Attributes}}(c.body <> h.value OR h.attributes IS NOT NULL AND c.attributes IS DISTINCT FROM h.attributes::jsonb)
        {{- else}}c.body <> h.value{{end}}
-RETURNING ` + childColumns
+RETURNING c.tenant_id, ` + childColumns
 
 // EditChildren replaces the bodies of children and changes their attributes. An outcome's error is
 // ErrNotFound, a *StaleError, a *StateError, or describes an invalid body or attribute
@@ -77,6 +79,7 @@ RETURNING ` + childColumns
 func (s *Store) EditChildren(ctx context.Context, tenant int64, k kinds.Child, edits []ChildEdit) ([]ChildOutcome, error) {
 	c, todo := s.children(k), slices.Clone(edits)
 	for i := range todo {
+		todo[i].tenant = tenant
 		if change := todo[i].Attributes; change != nil {
 			todo[i].merge = func(present json.RawMessage) (json.RawMessage, error) { return k.Patch(present, change) }
 		}
@@ -84,7 +87,7 @@ func (s *Store) EditChildren(ctx context.Context, tenant int64, k kinds.Child, e
 	return withReturns(ctx, s, tenant, c, todo, c.edit.do)
 }
 
-func (s *Store) edit(ctx context.Context, tenant int64, k *childKind, edits []ChildEdit, at place) ([]ChildOutcome, error) {
+func (s *Store) edit(ctx context.Context, k *childKind, edits []ChildEdit, at place) ([]ChildOutcome, error) {
 	changes := make([]change, len(edits))
 	for i, e := range edits {
 		c := change{meta: e.Meta, id: e.ID, ifVersion: e.IfVersion, merge: e.merge}
@@ -100,7 +103,7 @@ func (s *Store) edit(ctx context.Context, tenant int64, k *childKind, edits []Ch
 		}
 		changes[i] = c
 	}
-	return s.change(ctx, tenant, k, changes, at, changeKind{
+	return s.change(ctx, k, changes, at, changeKind{
 		event: event.Edited, sql: childEditSQL,
 		allowed: func(c event.Child) bool {
 			return c.AuthorState == event.AuthorActive && c.ModerationState != event.ModerationHidden &&
@@ -119,24 +122,27 @@ const childDeleteSQL = heldSQL + `
 UPDATE /* store.child_delete */ {{.Table}} c
    SET author_state = 'DELETED', version = c.version + 1, updated_at = GREATEST(now(), c.updated_at)
   FROM held h
- WHERE c.tenant_id = @tenant::bigint AND c.child_id = h.child_id AND (h.if_version = 0 OR c.version = h.if_version)
+ WHERE c.tenant_id = h.tenant_id AND c.child_id = h.child_id AND (h.if_version = 0 OR c.version = h.if_version)
    AND c.author_state = 'ACTIVE'
-RETURNING ` + childColumns
+RETURNING c.tenant_id, ` + childColumns
 
 // DeleteChildren deletes children for their author. An outcome's error is ErrNotFound, a
 // *StaleError or a *StateError: a deleted or erased child cannot be deleted again. Authors can
 // delete children in any moderation state.
 func (s *Store) DeleteChildren(ctx context.Context, tenant int64, k kinds.Child, deletes []ChildDelete) ([]ChildOutcome, error) {
-	c := s.children(k)
-	return withReturns(ctx, s, tenant, c, deletes, c.delete.do)
+	c, todo := s.children(k), slices.Clone(deletes)
+	for i := range todo {
+		todo[i].tenant = tenant
+	}
+	return withReturns(ctx, s, tenant, c, todo, c.delete.do)
 }
 
-func (s *Store) delete(ctx context.Context, tenant int64, k *childKind, deletes []ChildDelete, at place) ([]ChildOutcome, error) {
+func (s *Store) delete(ctx context.Context, k *childKind, deletes []ChildDelete, at place) ([]ChildOutcome, error) {
 	changes := make([]change, len(deletes))
 	for i, d := range deletes {
 		changes[i] = change{meta: d.Meta, id: d.ID, ifVersion: d.IfVersion}
 	}
-	return s.change(ctx, tenant, k, changes, at, changeKind{
+	return s.change(ctx, k, changes, at, changeKind{
 		event: event.Deleted, sql: childDeleteSQL,
 		allowed: func(c event.Child) bool { return c.AuthorState == event.AuthorActive },
 		has:     func(event.Child, change) bool { return false }, // allowed already refuses a deleted child
@@ -173,9 +179,9 @@ const childModerateSQL = heldSQL + `
 UPDATE /* store.child_moderate */ {{.Table}} c
    SET moderation_state = h.value, version = c.version + 1, updated_at = GREATEST(now(), c.updated_at)
   FROM held h
- WHERE c.tenant_id = @tenant::bigint AND c.child_id = h.child_id AND (h.if_version = 0 OR c.version = h.if_version)
+ WHERE c.tenant_id = h.tenant_id AND c.child_id = h.child_id AND (h.if_version = 0 OR c.version = h.if_version)
    AND c.author_state = 'ACTIVE' AND c.moderation_state <> h.value
-RETURNING ` + childColumns
+RETURNING c.tenant_id, ` + childColumns
 
 // ModerateChildren approves, hides or removes children, or sets them to wait for a moderator, from
 // any moderation state. Approval reverses earlier decisions. An outcome's error is ErrNotFound, a
@@ -183,11 +189,14 @@ RETURNING ` + childColumns
 // already has the state does not change and makes no event, whatever the reason. The event has the
 // reason; the truth does not keep it.
 func (s *Store) ModerateChildren(ctx context.Context, tenant int64, k kinds.Child, moderations []ChildModeration) ([]ChildOutcome, error) {
-	c := s.children(k)
-	return withReturns(ctx, s, tenant, c, moderations, c.moderate.do)
+	c, todo := s.children(k), slices.Clone(moderations)
+	for i := range todo {
+		todo[i].tenant = tenant
+	}
+	return withReturns(ctx, s, tenant, c, todo, c.moderate.do)
 }
 
-func (s *Store) moderate(ctx context.Context, tenant int64, k *childKind, moderations []ChildModeration, at place) ([]ChildOutcome, error) {
+func (s *Store) moderate(ctx context.Context, k *childKind, moderations []ChildModeration, at place) ([]ChildOutcome, error) {
 	changes := make([]change, len(moderations))
 	for i, m := range moderations {
 		changes[i] = change{meta: m.Meta, id: m.ID, ifVersion: m.IfVersion, value: &m.State, reason: m.Reason}
@@ -203,7 +212,7 @@ func (s *Store) moderate(ctx context.Context, tenant int64, k *childKind, modera
 			changes[i].err = fmt.Errorf("%w: reason of %d bytes", ErrInvalid, len(m.Reason))
 		}
 	}
-	return s.change(ctx, tenant, k, changes, at, changeKind{
+	return s.change(ctx, k, changes, at, changeKind{
 		event: event.Moderated, sql: childModerateSQL,
 		allowed: func(c event.Child) bool { return c.AuthorState == event.AuthorActive },
 		has:     func(c event.Child, to change) bool { return c.ModerationState == *to.value },
@@ -231,6 +240,21 @@ func (c change) check() error {
 	return checkUUID("child", c.id)
 }
 
+func (c change) key() childKey { return childKey{c.meta.tenant, c.id} }
+
+// keysOf are the arguments that name the children of a turn.
+func keysOf(changes []change, turn []int) pgx.StrictNamedArgs {
+	return pgx.StrictNamedArgs{
+		"tenants":   column(turn, func(i int) int64 { return changes[i].meta.tenant }),
+		"child_ids": column(turn, func(i int) string { return changes[i].id }),
+	}
+}
+
+// states runs a statement that reads the children of a turn.
+func (s childShape) states(ctx context.Context, tx pgx.Tx, sql string, changes []change, turn []int) (map[childKey]childRow, error) {
+	return s.collect(ctx, tx, sql, keysOf(changes, turn))
+}
+
 // changeKind is one kind of change: its guarded statement, and the conditions that explain why the
 // guard refused an item.
 type changeKind struct {
@@ -241,18 +265,18 @@ type changeKind struct {
 }
 
 // change runs one guarded transition.
-func (s *Store) change(ctx context.Context, tenant int64, k *childKind, changes []change, at place,
+func (s *Store) change(ctx context.Context, k *childKind, changes []change, at place,
 	kind changeKind) ([]ChildOutcome, error) {
-	out, err := inTurns(ctx, s, turns[string, ChildOutcome]{tenant: tenant, n: len(changes), at: at, end: inOrder,
-		check: func(i int, o *ChildOutcome) (string, any, bool) {
+	out, err := inTurns(ctx, s, turns[childKey, ChildOutcome]{n: len(changes), at: at, end: inOrder,
+		check: func(i int, o *ChildOutcome) (childKey, any, bool) {
 			o.Err = changes[i].check()
-			return changes[i].id, nil, o.Err == nil
+			return changes[i].key(), nil, o.Err == nil
 		},
 		write: func(tx *unit, turn []int, out []ChildOutcome) error {
-			return k.changeTurn(ctx, tx, tenant, changes, turn, kind, out)
+			return k.changeTurn(ctx, tx, changes, turn, kind, out)
 		}})
 	if err != nil {
-		return nil, fmt.Errorf("%s %s, %d of tenant %d: %w", k.Kind, kind.event, len(changes), tenant, err)
+		return nil, fmt.Errorf("%s %s, %d of tenants %d: %w", k.Kind, kind.event, len(changes), at.tenants, err)
 	}
 	return out, nil
 }
@@ -260,41 +284,37 @@ func (s *Store) change(ctx context.Context, tenant int64, k *childKind, changes 
 // childLockSQL locks children and reads them. Index: children_KIND_pkey. Locks: the children, in
 // key order.
 const childLockSQL = `
-SELECT /* store.child_lock */ ` + childColumns + `
-  FROM {{.Table}} c WHERE c.tenant_id = @tenant::bigint AND c.child_id = ANY(@child_ids::uuid[])
- ORDER BY c.child_id
+SELECT /* store.child_lock */ c.tenant_id, ` + childColumns + `
+  FROM unnest(@tenants::bigint[], @child_ids::uuid[]) AS w(tenant_id, child_id)
+  JOIN {{.Table}} c ON c.tenant_id = w.tenant_id AND c.child_id = w.child_id
+ ORDER BY c.tenant_id, c.child_id
    FOR NO KEY UPDATE OF c`
 
 // mergeTurn locks the children and merges the changed attributes into their present ones. An
 // attribute that does not fit becomes the outcome of its change. mergeTurn returns the other
 // changes. It leaves a change that the version or state forbids as it is, and the statement refuses
 // it.
-func (s childShape) mergeTurn(ctx context.Context, tx *unit, tenant int64, changes []change, turn []int, kind changeKind,
+func (s childShape) mergeTurn(ctx context.Context, tx *unit, changes []change, turn []int, kind changeKind,
 	out []ChildOutcome) (left []int, err error) {
 	if !slices.ContainsFunc(turn, func(i int) bool { return changes[i].merge != nil }) {
 		return turn, nil
 	}
-	ids := make([]string, len(turn)) // all of them: the statement then finds its locks taken, in key order
-	for n, i := range turn {
-		ids[n] = changes[i].id
-	}
-	rows, _ := tx.Query(ctx, s.sql(childLockSQL), pgx.StrictNamedArgs{"tenant": tenant, "child_ids": ids})
-	locked, err := pgx.CollectRows(rows, pgx.RowToStructByPos[childRow])
+	// All of them: the statement then finds its locks taken, in key order.
+	byID, err := s.states(ctx, tx, childLockSQL, changes, turn)
 	if err != nil {
 		return nil, fmt.Errorf("lock %d children: %w", len(turn), err)
 	}
-	byID := make(map[string]childRow)
-	if len(locked) < len(ids) { // some are shelved, or unknown
-		if byID, err = s.get(ctx, tx, tenant, ids); err != nil {
+	if len(byID) < len(turn) { // some are shelved, or unknown
+		all, err := s.states(ctx, tx, childGetSQL, changes, turn)
+		if err != nil {
 			return nil, err
 		}
-	}
-	for _, r := range locked {
-		byID[r.ID] = r
+		maps.Copy(all, byID)
+		byID = all
 	}
 	for _, i := range turn {
 		c := &changes[i]
-		row, ok := byID[c.id]
+		row, ok := byID[c.key()]
 		if now := row.wire(); ok && c.merge != nil && (c.ifVersion == AnyVersion || c.ifVersion == now.Version) && kind.allowed(now) {
 			if c.attributes, out[i].Err = c.merge(now.Attributes); out[i].Err != nil {
 				continue
@@ -305,35 +325,37 @@ func (s childShape) mergeTurn(ctx context.Context, tx *unit, tenant int64, chang
 	return left, nil
 }
 
-func (s childShape) changeTurn(ctx context.Context, tx *unit, tenant int64, changes []change, turn []int, kind changeKind,
+func (s childShape) changeTurn(ctx context.Context, tx *unit, changes []change, turn []int, kind changeKind,
 	out []ChildOutcome) error {
-	turn, err := s.mergeTurn(ctx, tx, tenant, changes, turn, kind, out)
+	turn, err := s.mergeTurn(ctx, tx, changes, turn, kind, out)
 	if err != nil || len(turn) == 0 {
 		return err
 	}
 	n := len(turn)
-	ids, versions, values := make([]string, n), make([]int64, n), make([]*string, n)
-	index := make(map[string]int, n)
-	attributes := make([]*string, n)
-	for m, i := range turn {
-		ids[m], versions[m], values[m], attributes[m] = changes[i].id, changes[i].ifVersion, changes[i].value, text(changes[i].attributes)
-		index[ids[m]] = i
+	index := make(map[childKey]int, n)
+	for _, i := range turn {
+		index[changes[i].key()] = i
 	}
-	args := pgx.StrictNamedArgs{"tenant": tenant, "child_ids": ids, "if_versions": versions, "values": values}
+	args := keysOf(changes, turn)
+	args["if_versions"] = column(turn, func(i int) int64 { return changes[i].ifVersion })
+	args["values"] = column(turn, func(i int) *string { return changes[i].value })
 	if s.Attributes {
-		args["attributes"] = attributes
+		args["attributes"] = column(turn, func(i int) *string { return text(changes[i].attributes) })
 	}
 	rows, _ := tx.Query(ctx, s.sql(kind.sql), args)
-	changed, err := pgx.CollectRows(rows, pgx.RowToStructByPos[childRow])
+	changed, err := pgx.CollectRows(rows, pgx.RowToStructByPos[childState])
 	if err != nil {
 		return fmt.Errorf("write %d children: %w", n, err)
 	}
 	for _, r := range changed {
-		i := index[r.ID]
+		i, ok := index[r.key()]
+		if !ok {
+			return fmt.Errorf("child %s of tenant %d: %w", r.ID, r.TenantID, errNotOfGroup)
+		}
 		out[i] = ChildOutcome{Child: r.wire(), Changed: true}
 		c := out[i].Child
 		c.Reason = changes[i].reason
-		e, err := s.event(tenant, c, kind.event, changes[i].meta)
+		e, err := s.event(r.TenantID, c, kind.event, changes[i].meta)
 		if err != nil {
 			return err
 		}
@@ -344,7 +366,7 @@ func (s childShape) changeTurn(ctx context.Context, tx *unit, tenant int64, chan
 	}
 	// The statement locked the existing rows, so these are the states that its guard saw. Shelved
 	// children are the exception, even those that returned just now.
-	current, err := s.get(ctx, tx, tenant, ids)
+	current, err := s.states(ctx, tx, childGetSQL, changes, turn)
 	if err != nil {
 		return err
 	}
@@ -352,7 +374,7 @@ func (s childShape) changeTurn(ctx context.Context, tx *unit, tenant int64, chan
 		if out[i].Changed {
 			continue
 		}
-		row, ok := current[changes[i].id]
+		row, ok := current[changes[i].key()]
 		c := row.wire()
 		switch {
 		case !ok:

@@ -154,7 +154,7 @@ func (s *Store) EraseChildren(ctx context.Context, tenant int64, k kinds.Child, 
 	if len(edges) > 0 {
 		sql = childEraseEndSQL
 	}
-	err = s.write(ctx, tenant, place{}, func(tx *unit) error {
+	err = s.write(ctx, of(tenant), func(tx *unit) error {
 		erased = 0
 		if err := fence(ctx, tx.Tx); err != nil {
 			return err
@@ -242,7 +242,7 @@ UPDATE /* store.blank_keys */ child_keys SET request_hash = ''
 // makes no child and gets ErrKeyReused. The transaction calls fence first.
 func (s *Store) BlankKeys(ctx context.Context, tenant int64, k kinds.Child, author event.ID, keys []string,
 	fence func(context.Context, pgx.Tx) error) (n int64, err error) {
-	err = s.write(ctx, tenant, place{}, func(tx *unit) error {
+	err = s.write(ctx, of(tenant), func(tx *unit) error {
 		if err := fence(ctx, tx.Tx); err != nil {
 			return err
 		}

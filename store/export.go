@@ -122,7 +122,7 @@ func exportPage[R any](ctx context.Context, s *Store, tenant int64, e Export, sq
 // exportEdgesSQL reads a page of the tenant's edges. Index: edges_KIND_pkey, one range. Locks:
 // none.
 const exportEdgesSQL = `
-SELECT /* store.export_edges */ from_id, to_id, status, version, created_at, positioned_at, updated_at, attributes
+SELECT /* store.export_edges */ tenant_id, from_id, to_id, status, version, created_at, positioned_at, updated_at, attributes
   FROM {edges} WHERE tenant_id = @tenant::bigint AND (from_id, to_id) > (@from::text, @to::text)
  ORDER BY from_id, to_id LIMIT @limit`
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -23,6 +24,13 @@ var ErrOverloaded = errors.New("store: too many writes are waiting")
 // Group commit (docs/adr/0009-group-commit.md). One statement that writes 30 rows costs a little
 // more than one that writes a single row, and one COMMIT syncs them all.
 const (
+	// maxRunning is how many groups of a tenant run at once if busy writes wait, and no other
+	// tenant: while one commits, the next one works.
+	maxRunning, busy = 2, 8
+	// patience is how long a group waits for those under way to end, when there is one for each
+	// processor. They are larger for it, and PostgreSQL works less per write. After that time the
+	// others are slow, and it runs beside them.
+	patience = 10 * time.Millisecond
 	// maxGroup bounds the writes of one transaction. A larger group would cost more latency than it
 	// gains throughput.
 	maxGroup = 128
@@ -32,26 +40,28 @@ const (
 	// aloneLockTimeout is how long a write that runs alone waits for one lock. It then gives its
 	// connection to others and tries again.
 	aloneLockTimeout = 100 * time.Millisecond
-	// separateFor is how long a tenant shares no transaction with other tenants after its writes
-	// made theirs fail.
+	// separateFor is how long a tenant shares no transaction with others after one of its writes
+	// failed alone too, so it may have made theirs fail.
 	separateFor = 10 * time.Second
 	// groupTimeout bounds a whole group, which does not end with the request of any of its callers.
 	groupTimeout = 5 * time.Second
 )
 
-// place is the transaction of a write: its own, or its part of a joint transaction of several
-// tenants.
+// place is the transaction of writes.
 type place struct {
+	tenants     []int64       // whose rows it may see and write
 	lockTimeout time.Duration // for one lock; 0: unlimited
-	joint       *postgres.Member
 }
+
+// of is a transaction of one tenant.
+func of(tenant int64) place { return place{tenants: []int64{tenant}} }
 
 // slots bounds the concurrent transactions of single writes. Groups, writes that run alone, and
 // writes that met a lock have separate bounds, so that none of them takes all connections of the
 // pool from the others or from reads. Each bound serves in the order of arrival, so tenants take
 // turns.
 type slots struct {
-	pool                  *pgxpool.Pool
+	turns                 chan struct{} // of groups that need not wait for others; a group may go on without one
 	groups, alone, locked chan struct{}
 
 	runs, grouped, single, waiting atomic.Int64 // see Stats
@@ -59,8 +69,8 @@ type slots struct {
 
 func newSlots(pool *pgxpool.Pool) *slots {
 	conns := int(pool.Config().MaxConns)
-	return &slots{pool: pool, groups: make(chan struct{}, max(1, conns/2)), alone: make(chan struct{}, max(1, conns/4)),
-		locked: make(chan struct{}, max(1, conns/8))}
+	return &slots{turns: make(chan struct{}, max(2, runtime.GOMAXPROCS(0))), groups: make(chan struct{}, max(1, conns/2)),
+		alone: make(chan struct{}, max(1, conns/4)), locked: make(chan struct{}, max(1, conns/8))}
 }
 
 // Stats are counts since the start, except Waiting, which is a gauge.
@@ -77,11 +87,12 @@ func (s *Store) Stats() Stats {
 		Waiting: s.slots.waiting.Load()}
 }
 
-// lanes coalesce concurrent single writes of one kind. While a group of a tenant runs, the tenant's
-// next group gathers. A write that finds no group running does not wait for other writes. The
-// callers do the work: the first waiting caller of a tenant leads the next group, in its own
-// goroutine. A leader with a slot also takes along the groups of the tenants whose leaders wait for
-// one, into one transaction (postgres.Joint). Each step of a write holds the mutex:
+// lanes coalesce concurrent single writes of one kind. While a group of a tenant runs, or two if
+// many writes wait, the tenant's next group gathers. A write that finds no group running does not
+// wait for other writes. The callers do the work: the first waiting caller of a tenant leads the
+// next group, in its own goroutine. A leader with a slot also takes along the groups of the tenants
+// whose leaders wait for one: one statement writes for all of them
+// (docs/adr/0028-tenants-in-one-statement.md). Each step of a write holds the mutex:
 //
 //	join ──▶ waits ──next──▶ leads ──take──▶ taken ──settle──▶ told
 //	           │ └────────────│──────take──────▲ │
@@ -94,26 +105,28 @@ func (s *Store) Stats() Stats {
 //	left:  the ctx of its caller has ended. A write that was taken still commits; another one never runs
 //
 // Only a group whose outcome is known to be nothing runs again, one by one: a transaction looks up
-// the answer that its COMMIT lost (postgres.WriteInTenant). A group that panicked runs again too,
+// the answer that its COMMIT lost (postgres.WriteInTenants). A group that panicked runs again too,
 // and each write finds what it has already changed.
 //
 // Each entity has at most one write under way, so a group never has two writes to an entity. Writes
 // that wait for locked entities share a few connections in turns.
 type lanes[W, O any] struct {
-	slots *slots
-	key   func(W) any // returns the entity; nil for a new one
-	run   writeFunc[W, O]
+	slots  *slots
+	key    func(W) any // returns the entity; nil for a new one
+	run    writeFunc[W, O]
+	shared bool // run writes for several tenants
 
 	mu       sync.Mutex
 	open     map[int64]*lane[W, O] // by tenant
 	queue    []*lane[W, O]         // lanes whose leaders wait for a slot
-	separate map[int64]time.Time   // tenants that share no transaction, and until when
+	separate map[int64]time.Time   // tenants that share no transaction for now, and until when
 }
 
 // lane has the writes of one tenant. The mutex of its lanes guards it and its tickets.
 type lane[W, O any] struct {
 	tenant  int64
-	led     bool                  // somebody leads, or was told to
+	queued  bool                  // a caller was told to lead, and its group has not begun
+	running int                   // groups under way
 	ready   []*ticket[W, O]       // tickets whose entity is free, in the order of arrival
 	last    map[any]*ticket[W, O] // for each entity with a write under way, its last ticket
 	waiting int
@@ -149,8 +162,8 @@ type verdict[O any] struct {
 	err         error
 }
 
-// writeFunc writes in one transaction.
-type writeFunc[W, O any] func(ctx context.Context, tenant int64, writes []W, at place) ([]O, error)
+// writeFunc writes in one transaction. Each write knows its tenant, or all are of the only one.
+type writeFunc[W, O any] func(ctx context.Context, writes []W, at place) ([]O, error)
 
 func newLanes[W, O any](s *slots, key func(W) any, run writeFunc[W, O]) *lanes[W, O] {
 	return &lanes[W, O]{slots: s, key: key, run: run, open: make(map[int64]*lane[W, O]), separate: make(map[int64]time.Time)}
@@ -160,7 +173,7 @@ func newLanes[W, O any](s *slots, key func(W) any, run writeFunc[W, O]) *lanes[W
 // of their own.
 func (l *lanes[W, O]) do(ctx context.Context, tenant int64, writes []W) ([]O, error) {
 	if len(writes) != 1 {
-		return l.run(ctx, tenant, writes, place{})
+		return l.run(ctx, writes, of(tenant))
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -248,19 +261,21 @@ func (t *ticket[W, O]) tell(state ticketState, v verdict[O]) {
 	t.told <- v
 }
 
-// next tells the first waiting caller to lead if nobody leads. It removes a lane that has nothing
-// under way. The caller holds the mutex, as for free, take and settle.
+// next tells the first waiting caller to lead if no group is under way, or one is and many writes
+// wait. It removes a lane that has nothing under way. The caller holds the mutex, as for free, take
+// and settle.
 func (l *lanes[W, O]) next(ln *lane[W, O]) {
-	for !ln.led && len(ln.ready) > 0 {
+	idle := len(l.queue) == 0 && len(l.slots.turns) < cap(l.slots.turns) // no other tenant waits
+	for !ln.queued && len(ln.ready) > 0 && (ln.running == 0 || idle && ln.running < maxRunning && len(ln.ready) >= busy) {
 		if t := ln.ready[0]; t.state != left {
-			ln.led, l.queue = true, append(l.queue, ln)
+			ln.queued, l.queue = true, append(l.queue, ln)
 			t.tell(leads, verdict[O]{lead: true})
 			return
 		}
 		l.free(ln, ln.ready[0])
 		ln.ready = ln.ready[1:]
 	}
-	if !ln.led && len(ln.last) == 0 && l.open[ln.tenant] == ln {
+	if !ln.queued && ln.running == 0 && len(ln.last) == 0 && l.open[ln.tenant] == ln {
 		delete(l.open, ln.tenant)
 	}
 }
@@ -278,32 +293,36 @@ func (l *lanes[W, O]) free(ln *lane[W, O], t *ticket[W, O]) {
 type part[W, O any] struct {
 	*lane[W, O]
 	tickets []*ticket[W, O]
-	writes  []W
 	outs    []O
 	err     error
 }
 
-// lead waits for a slot, runs the group that has gathered by then, and tells each of its callers,
-// also the leader, the outcome. If another leader has taken the lane along, it does nothing. It
-// returns an error if ctx ends before either.
+// lead waits for its turn and a slot, runs the group that has gathered by then, and tells each of
+// its callers, also the leader, the outcome. If another leader has taken the lane along, it does
+// nothing. It returns an error if ctx ends before either.
 func (l *lanes[W, O]) lead(ctx context.Context, ln *lane[W, O], leader *ticket[W, O]) error {
-	select {
-	case l.slots.groups <- struct{}{}:
-		defer func() { <-l.slots.groups }()
-	case v := <-leader.told: // another leader has run its group
-		leader.told <- v
-		return nil
-	case <-ctx.Done():
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if leader.state != leads { // another leader runs its group
+	turn := time.NewTimer(patience)
+	defer turn.Stop()
+	turns := l.slots.turns
+	var slots chan struct{} // once it is the group's turn
+	for {
+		select {
+		case turns <- struct{}{}:
+			defer func() { <-l.slots.turns }()
+			turns, slots = nil, l.slots.groups
+			continue
+		case <-turn.C:
+			turns, slots = nil, l.slots.groups
+			continue
+		case slots <- struct{}{}:
+			defer func() { <-slots }()
+		case v := <-leader.told: // another leader has run its group
+			leader.told <- v
 			return nil
+		case <-ctx.Done():
+			return l.abdicate(ctx, ln, leader)
 		}
-		leader.state, ln.led = left, false
-		l.dequeue(ln)
-		l.wait(ln, -1)
-		l.next(ln)
-		return fmt.Errorf("wait to write for tenant %d: %w", ln.tenant, ctx.Err())
+		break
 	}
 	group := l.gather(ln, leader)
 	if group == nil {
@@ -330,6 +349,20 @@ func (l *lanes[W, O]) lead(ctx context.Context, ln *lane[W, O], leader *ticket[W
 	return nil
 }
 
+// abdicate ends the wait of a leader whose ctx has ended, unless another leader runs its group.
+func (l *lanes[W, O]) abdicate(ctx context.Context, ln *lane[W, O], leader *ticket[W, O]) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if leader.state != leads {
+		return nil
+	}
+	leader.state, ln.queued = left, false
+	l.dequeue(ln)
+	l.wait(ln, -1)
+	l.next(ln)
+	return fmt.Errorf("wait to write for tenant %d: %w", ln.tenant, ctx.Err())
+}
+
 func (l *lanes[W, O]) dequeue(ln *lane[W, O]) {
 	l.queue = slices.DeleteFunc(l.queue, func(other *lane[W, O]) bool { return other == ln })
 }
@@ -350,12 +383,10 @@ func (l *lanes[W, O]) gather(ln *lane[W, O], leader *ticket[W, O]) (group []*par
 	}
 	add(ln)
 	for _, other := range slices.Clone(l.queue) {
-		if n < maxGroup && !l.isSeparate(ln.tenant) && !l.isSeparate(other.tenant) {
+		if l.shared && n < maxGroup && !l.isSeparate(ln.tenant) && !l.isSeparate(other.tenant) {
 			add(other)
 		}
 	}
-	// All groups then lock in the same order.
-	slices.SortFunc(group, func(a, b *part[W, O]) int { return cmp.Compare(a.tenant, b.tenant) })
 	l.slots.runs.Add(1)
 	l.slots.grouped.Add(int64(n))
 	return group
@@ -373,6 +404,8 @@ func (l *lanes[W, O]) isSeparate(tenant int64) bool {
 // take removes a part from the lane's ready tickets, the leader first.
 func (l *lanes[W, O]) take(ln *lane[W, O]) *part[W, O] {
 	p := &part[W, O]{lane: ln}
+	ln.queued = false
+	ln.running++
 	n := 0
 	for ; n < len(ln.ready) && len(p.tickets) < maxGroup; n++ { // ready grows when the ticket of a caller that left frees its entity
 		t := ln.ready[n]
@@ -381,7 +414,7 @@ func (l *lanes[W, O]) take(ln *lane[W, O]) *part[W, O] {
 			continue
 		}
 		t.state = taken
-		p.tickets, p.writes = append(p.tickets, t), append(p.writes, t.write)
+		p.tickets = append(p.tickets, t)
 	}
 	ln.ready = append(ln.ready[:0:0], ln.ready[n:]...)
 	l.wait(ln, -len(p.tickets))
@@ -390,42 +423,19 @@ func (l *lanes[W, O]) take(ln *lane[W, O]) *part[W, O] {
 
 // runGroup runs the group's writes in one transaction.
 func (l *lanes[W, O]) runGroup(ctx context.Context, group []*part[W, O]) {
-	if len(group) == 1 {
-		p := group[0]
-		p.outs, p.err = l.run(ctx, p.tenant, p.writes, place{lockTimeout: groupLockTimeout})
-		return
+	at := place{lockTimeout: groupLockTimeout}
+	var writes []W
+	for _, p := range group {
+		at.tenants = append(at.tenants, p.tenant)
+		for _, t := range p.tickets {
+			writes = append(writes, t.write)
+		}
 	}
-	tenants := make([]int64, len(group))
-	for i, p := range group {
-		tenants[i] = p.tenant
-	}
-	joint := postgres.NewJoint(l.slots.pool, groupLockTimeout, tenants)
-	var members sync.WaitGroup
-	panics := make(chan any, len(group))
-	for i, p := range group {
-		members.Go(func() {
-			defer func() {
-				if cause := recover(); cause != nil {
-					p.err = fmt.Errorf("store: a write panicked: %v", cause)
-					panics <- cause
-				}
-			}()
-			m := joint.Member(i)
-			defer m.Leave()
-			p.outs, p.err = l.run(ctx, p.tenant, p.writes, place{groupLockTimeout, m})
-		})
-	}
-	failed, _ := joint.Run(ctx) // the members return its error
-	members.Wait()
-	if failed >= 0 {
-		l.mu.Lock()
-		l.separate[tenants[failed]] = time.Now().Add(separateFor)
-		l.mu.Unlock()
-	}
-	select {
-	case cause := <-panics:
-		panic(cause)
-	default:
+	outs, err := l.run(ctx, writes, at)
+	for _, p := range group {
+		if p.err = err; err == nil {
+			p.outs, outs = outs[:len(p.tickets):len(p.tickets)], outs[len(p.tickets):]
+		}
 	}
 }
 
@@ -433,7 +443,7 @@ func (l *lanes[W, O]) runGroup(ctx context.Context, group []*part[W, O]) {
 // one to lead.
 func (l *lanes[W, O]) settle(p *part[W, O]) {
 	alone := p.err != nil && !errors.Is(p.err, postgres.ErrUnknown) && !errors.Is(p.err, postgres.ErrUnanswered) &&
-		!errors.Is(p.err, context.DeadlineExceeded)
+		!errors.Is(p.err, context.DeadlineExceeded) && !errors.Is(p.err, errNotOfGroup)
 	for i, t := range p.tickets {
 		if !alone || t.state == left { // this write does not run alone, which would free its entity
 			l.free(p.lane, t)
@@ -447,7 +457,7 @@ func (l *lanes[W, O]) settle(p *part[W, O]) {
 		}
 		t.tell(told, v)
 	}
-	p.led = false
+	p.running--
 	l.next(p.lane)
 }
 
@@ -464,6 +474,11 @@ func (l *lanes[W, O]) alone(ctx context.Context, ln *lane[W, O], t *ticket[W, O]
 	l.slots.single.Add(1)
 	for slot := l.slots.alone; ; slot = l.slots.locked {
 		outs, err := l.try(ctx, slot, ln.tenant, t.write)
+		if err != nil {
+			l.mu.Lock()
+			l.separate[ln.tenant] = time.Now().Add(separateFor)
+			l.mu.Unlock()
+		}
 		if !postgres.IsLockTimeout(err) {
 			return outs, err
 		}
@@ -477,5 +492,5 @@ func (l *lanes[W, O]) try(ctx context.Context, slot chan struct{}, tenant int64,
 	case <-ctx.Done():
 		return nil, fmt.Errorf("wait to write for tenant %d: %w", tenant, ctx.Err())
 	}
-	return l.run(ctx, tenant, []W{write}, place{lockTimeout: aloneLockTimeout})
+	return l.run(ctx, []W{write}, place{tenants: []int64{tenant}, lockTimeout: aloneLockTimeout})
 }

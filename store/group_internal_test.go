@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -32,10 +33,13 @@ func newFakeLanes(slotsOfGroups int) *fakeLanes {
 		}
 		return w / 10
 	}
-	f.lanes = newLanes(&slots{groups: make(chan struct{}, slotsOfGroups), alone: make(chan struct{}, 1), locked: make(chan struct{}, 1)},
-		key, func(ctx context.Context, tenant int64, writes []int, at place) ([]int, error) {
+	f.lanes = newLanes(&slots{turns: make(chan struct{}, slotsOfGroups), groups: make(chan struct{}, slotsOfGroups),
+		alone: make(chan struct{}, 1), locked: make(chan struct{}, 1)}, key,
+		func(ctx context.Context, writes []int, at place) ([]int, error) {
 			f.mu.Lock()
-			f.ran = append(f.ran, fmt.Sprintf("%d: %v %s", tenant, writes, at.lockTimeout)) // synctest orders runs that are a second apart
+			// synctest orders runs that are a second apart
+			f.ran = append(f.ran, fmt.Sprintf("%s: %v %s", strings.Trim(fmt.Sprint(slices.Sorted(slices.Values(at.tenants))), "[]"),
+				slices.Sorted(slices.Values(writes)), at.lockTimeout))
 			f.mu.Unlock()
 			select {
 			case <-time.After(time.Second):
@@ -49,6 +53,7 @@ func newFakeLanes(slotsOfGroups int) *fakeLanes {
 			}
 			return writes, nil
 		})
+	f.shared = true
 	return f
 }
 
@@ -79,7 +84,7 @@ func (f *fakeLanes) wantRan(t *testing.T, want ...string) {
 	if diff := cmp.Diff(want, f.ran); diff != "" {
 		t.Errorf("what ran (-want +got):\n%s", diff)
 	}
-	if len(f.open) > 0 || len(f.slots.groups) > 0 || len(f.slots.alone) > 0 || f.slots.waiting.Load() != 0 {
+	if len(f.open) > 0 || len(f.slots.turns) > 0 || len(f.slots.groups) > 0 || len(f.slots.alone) > 0 || f.slots.waiting.Load() != 0 {
 		t.Errorf("%d lanes remain, %d and %d slots, %d wait", len(f.open), len(f.slots.groups),
 			len(f.slots.alone), f.slots.waiting.Load())
 	}
@@ -96,7 +101,7 @@ func TestALoneWriteWaitsForNobodyAndTheNextOnesGoTogether(t *testing.T) {
 			f.start(t.Context(), 1, 3):  "[3] <nil> 2s",
 			f.start(t.Context(), 2, 4):  "[4] <nil> 1s", // another tenant
 		})
-		f.wantRan(t, "1: [1] 50ms", "2: [4] 50ms", "1: [2 30 3] 50ms", "1: [31] 50ms")
+		f.wantRan(t, "1: [1] 50ms", "2: [4] 50ms", "1: [2 3 30] 50ms", "1: [31] 50ms")
 	})
 }
 
@@ -116,8 +121,44 @@ func TestTenantsThatWaitForASlotShareATransaction(t *testing.T) {
 		if got := f.slots.runs.Load(); got != 2 {
 			t.Errorf("%d transactions, want 2", got)
 		}
-		slices.Sort(f.ran[1:])
-		f.wantRan(t, "1: [1] 50ms", "1: [2] 50ms", "2: [5 6 7] 50ms", "3: [8] 50ms", "4: [9] 50ms")
+		f.wantRan(t, "1: [1] 50ms", "1 2 3 4: [2 5 6 7 8 9] 50ms")
+	})
+}
+
+// With as many groups under way as there are turns, the lanes that wait become one group. It runs
+// beside them only once they have proved slow.
+func TestGroupsWithoutATurnWaitForALittle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeLanes(8)
+		f.slots.turns = make(chan struct{}, 1)
+		first := f.start(t.Context(), 1, 1)
+		began := time.Now()
+		others := []chan string{f.start(t.Context(), 2, 2), f.start(t.Context(), 3, 3)}
+		for _, c := range append(others, first) {
+			<-c
+		}
+		if took := time.Since(began); took != time.Second+patience {
+			t.Errorf("took %s", took)
+		}
+		f.wantRan(t, "1: [1] 50ms", "2 3: [2 3] 50ms")
+	})
+}
+
+// While a group of a tenant is under way, eight more writes make a second one, and no more a third.
+func TestABusyTenantHasTwoGroupsUnderWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeLanes(8)
+		ends := map[chan string]string{f.start(t.Context(), 1, 1): "[1] <nil> 1s"}
+		for w := range busy {
+			ends[f.start(t.Context(), 1, w+2)] = fmt.Sprintf("[%d] <nil> 1s", w+2)
+		}
+		for w := range 2 * busy {
+			ends[f.start(t.Context(), 1, w%10)] = fmt.Sprintf("[%d] <nil> 2s", w%10)
+		}
+		wantEnds(t, ends)
+		if len(f.ran) != 3 {
+			t.Errorf("groups: %q", f.ran)
+		}
 	})
 }
 
@@ -133,6 +174,41 @@ func TestAGroupThatFailsRunsOneByOneWhileTheNextGroupGoesOn(t *testing.T) {
 		ends[f.start(t.Context(), 1, 20)] = "[20] <nil> 1s" // waits neither for 10 nor for 11
 		wantEnds(t, ends)
 		f.wantRan(t, "1: [10] 50ms", "1: [10] 100ms", "1: [20] 50ms", "1: [11] 50ms")
+	})
+}
+
+// A group of two tenants fails. The write of tenant 2 fails alone too, so it may have been the
+// cause: for a while the tenant's groups are its own. Tenant 3 shares with the others.
+func TestATenantWhoseWriteFailedSharesNoTransaction(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeLanes(1)
+		f.slots.alone = make(chan struct{}, 2)
+		bad := errors.New("bad")
+		run := f.run
+		f.run = func(ctx context.Context, writes []int, at place) ([]int, error) {
+			out, err := run(ctx, writes, at)
+			if slices.Contains(writes, 20) {
+				return nil, bad
+			}
+			return out, err
+		}
+		together := func(want []string, writes ...int) {
+			t.Helper()
+			ends := []chan string{f.start(t.Context(), 9, 1)} // holds the slot
+			for tenant, w := range writes {
+				ends = append(ends, f.start(t.Context(), int64(tenant+1), w))
+			}
+			for _, c := range ends {
+				<-c
+			}
+			slices.Sort(f.ran)
+			f.wantRan(t, want...)
+			f.ran = nil
+		}
+		together([]string{"1 2: [3 20] 50ms", "1: [3] 100ms", "2: [20] 100ms", "9: [1] 50ms"}, 3, 20)
+		together([]string{"1 3: [4 6] 50ms", "2: [5] 50ms", "9: [1] 50ms"}, 4, 5, 6)
+		time.Sleep(separateFor)
+		together([]string{"1 2: [4 5] 50ms", "9: [1] 50ms"}, 4, 5)
 	})
 }
 
@@ -159,8 +235,7 @@ func TestCallersThatGiveUpLeaveTheOthersInPeace(t *testing.T) {
 			f.start(impatient, 2, 1):    "[] wait to write for tenant 2: context deadline exceeded 500ms", // the leader of its lane
 			f.start(t.Context(), 2, 2):  "[2] <nil> 2s",
 		})
-		slices.Sort(f.ran[1:]) // they share a transaction
-		f.wantRan(t, "1: [10] 50ms", "1: [1 22] 50ms", "2: [2] 50ms")
+		f.wantRan(t, "1: [10] 50ms", "1 2: [1 2 22] 50ms")
 	})
 }
 
@@ -169,11 +244,11 @@ func TestAPanicOfAGroupIsToldToAll(t *testing.T) {
 		f := newFakeLanes(1)
 		first := f.start(t.Context(), 1, 1)
 		run := f.run
-		f.run = func(ctx context.Context, tenant int64, writes []int, at place) ([]int, error) {
+		f.run = func(ctx context.Context, writes []int, at place) ([]int, error) {
 			if writes[0] == 20 {
 				panic("a bug")
 			}
-			return run(ctx, tenant, writes, at)
+			return run(ctx, writes, at)
 		}
 		panicked := make(chan any, 1)
 		go func() {
@@ -209,7 +284,7 @@ func TestTooManyWaitingWritesAreRefused(t *testing.T) {
 		ends[f.start(t.Context(), 2, 4)] = "[4] <nil> 2s" // another tenant is not affected
 		wantEnds(t, ends)
 		waiting.Wait()
-		if want := 2 + maxWaiting/maxGroup; len(f.ran) != want {
+		if want := 1 + maxWaiting/maxGroup; len(f.ran) != want {
 			t.Errorf("%d groups, want %d", len(f.ran), want)
 		}
 	})
@@ -219,7 +294,7 @@ func TestTooManyWaitingWritesAreRefused(t *testing.T) {
 // leader writes its group and its context ends.
 func TestACallerThatHasNotReadBlocksNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLanes(&slots{}, func(w int) any { return w }, func(context.Context, int64, []int, place) ([]int, error) { return nil, nil })
+		l := newLanes(&slots{}, func(w int) any { return w }, func(context.Context, []int, place) ([]int, error) { return nil, nil })
 		caller := newTicket[int, int](7, 7)
 		ln, err := l.join(1, caller)
 		if err != nil {
@@ -255,9 +330,9 @@ func TestACallerThatHasNotReadBlocksNobody(t *testing.T) {
 // leader has written its group. By then the lane has its next leader, whose group it must leave
 // alone.
 func TestALeaderWhoseGroupAnotherTookGetsItsOutcome(t *testing.T) {
-	run := func(_ context.Context, _ int64, writes []int, _ place) ([]int, error) { return writes, nil }
+	run := func(_ context.Context, writes []int, _ place) ([]int, error) { return writes, nil }
 	for range 64 { // the slot and the outcome are there at once, so each time one of the two may win
-		l := newLanes(&slots{groups: make(chan struct{}, 1)}, func(w int) any { return w }, run)
+		l := newLanes(&slots{turns: make(chan struct{}, 1), groups: make(chan struct{}, 1)}, func(w int) any { return w }, run)
 		join := func(w int) (*lane[int, int], *ticket[int, int]) {
 			ticket := newTicket[int, int](w, w)
 			ln, err := l.join(1, ticket)
@@ -274,7 +349,7 @@ func TestALeaderWhoseGroupAnotherTookGetsItsOutcome(t *testing.T) {
 		l.dequeue(ln)
 		l.free(ln, old)
 		old.tell(told, verdict[int]{out: 7})
-		ln.led = false
+		ln.running--
 		l.mu.Unlock()
 		_, next := join(8)
 		for _, leader := range []*ticket[int, int]{old, next} {

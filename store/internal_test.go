@@ -201,10 +201,10 @@ func hotStatements(t *testing.T, set *kinds.Set) {
 	pool := db.Pool(t, postgres.RoleAPI)
 	type statement struct{ name, sql, args string } // args in the order in which the statement uses them
 	all := []statement{
-		{"removeEdges", edgesOf("follow", removeEdgesSQL), `'{1,2}', '{5,6}', '{0,0}', 1`},
-		{"getEdges", edgesOf("follow", getEdgesSQL), `'{1,2}', '{5,6}', 1`},
-		{"lockEdges", edgesOf("follow", lockEdgesSQL), `'{1,2}', '{5,6}', 1`},
-		{"updateEdges", edgesOf("follow", updateEdgesSQL), `'{1,2}', '{5,6}', '{NULL,NULL}', 1`},
+		{"removeEdges", edgesOf("follow", removeEdgesSQL), `'{1,1}', '{1,2}', '{5,6}', '{0,0}'`},
+		{"getEdges", edgesOf("follow", getEdgesSQL), `'{1,1}', '{1,2}', '{5,6}'`},
+		{"lockEdges", edgesOf("follow", lockEdgesSQL), `'{1,1}', '{1,2}', '{5,6}'`},
+		{"updateEdges", edgesOf("follow", updateEdgesSQL), `'{1,1}', '{1,2}', '{5,6}', '{NULL,NULL}'`},
 		{"threadsGet", threadsGetSQL, `'{1,2}', 1, 'comment'`},
 		{"exportEdges", edgesOf("follow", exportEdgesSQL), `1, 5, 6, 500`},
 		{"exportSettings", exportSettingsSQL, `1, 5, 'comment', 500`},
@@ -221,16 +221,16 @@ func hotStatements(t *testing.T, set *kinds.Set) {
 			threaded, before = `, '{NULL}', '{abcdefgh}', '{""}', '{NULL}'`, `'~'`
 		}
 		for _, s := range []statement{
-			{"childGet", childGetSQL, `1, ` + id},
+			{"childGet", childGetSQL, `'{1}', ` + id},
 			{"exportChildren", exportChildrenSQL, `1, 5, ` + after + `, 500`},
-			{"childLock", childLockSQL, `1, ` + id},
-			{"childEdit", childEditSQL, id + `, '{1}', ` + given + `, 1`},
-			{"childDelete", childDeleteSQL, id + `, '{1}', ` + given + `, 1`},
-			{"childModerate", childModerateSQL, id + `, '{1}', ` + strings.Replace(given, "x", "HIDDEN", 1) + `, 1`},
-			{"childSurroundings", childSurroundingsSQL, `'{1}', ` + id + `, 1`},
-			{"childReplay", childReplaySQL, `'{1}', '{k}', 1`},
-			{"childCreate", childCreateSQL, `1, ` + id + `, '{1}', '{1}', '{x}', '{NONE}'` + threaded + attributes},
-			{"archived", shelvedSQL, `1, '{1,2}'`},
+			{"childLock", childLockSQL, `'{1}', ` + id},
+			{"childEdit", childEditSQL, `'{1}', ` + id + `, '{1}', ` + given},
+			{"childDelete", childDeleteSQL, `'{1}', ` + id + `, '{1}', ` + given},
+			{"childModerate", childModerateSQL, `'{1}', ` + id + `, '{1}', ` + strings.Replace(given, "x", "HIDDEN", 1)},
+			{"childSurroundings", childSurroundingsSQL, `'{1}', '{1}', ` + id},
+			{"childReplay", childReplaySQL, `'{1}', '{1}', '{k}'`},
+			{"childCreate", childCreateSQL, `'{1}', ` + id + `, '{1}', '{1}', '{x}', '{NONE}'` + threaded + attributes},
+			{"archived", shelvedSQL, `'{1,1}', '{1,2}'`},
 			{"returnLock", returnLockSQL, `1, 100002`},
 			{"returnMove", returnMoveSQL, `1, 100002, 1000`},
 			{"returnState", returnStateSQL, `true, 'write', 1, 100002, 1`},
@@ -245,7 +245,7 @@ func hotStatements(t *testing.T, set *kinds.Set) {
 			all = append(all, statement{s.name + " of " + k.Name, shapeOf(k).sql(s.sql), s.args})
 		}
 		if k.OnePerAuthor {
-			all = append(all, statement{"childTaken of " + k.Name, shapeOf(k).sql(childTakenSQL), `'{1}', '{1}', 1`})
+			all = append(all, statement{"childTaken of " + k.Name, shapeOf(k).sql(childTakenSQL), `'{1}', '{1}', '{1}'`})
 		}
 	}
 	for _, c := range all {
@@ -302,7 +302,7 @@ func TestACreateProbesItsSurroundingsThoughThereAreNoStatistics(t *testing.T) {
 	err := postgres.InTenant(ctx, db.Pool(t, postgres.RoleAPI), 1, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		rows, _ := tx.Query(ctx, "EXPLAIN "+shapeOf(commentKind).sql(childSurroundingsSQL),
 			pgx.QueryExecModeSimpleProtocol, pgx.StrictNamedArgs{
-				"tenant": int64(1), "object_ids": []string{"1"}, "reply_tos": []string{"00000000-0000-7000-8000-000000000000"},
+				"tenants": []int64{1}, "object_ids": []string{"1"}, "reply_tos": []string{"00000000-0000-7000-8000-000000000000"},
 			})
 		lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		if plan := strings.Join(lines, "\n"); !strings.Contains(plan, "children_comment_pkey") {

@@ -29,7 +29,7 @@ func TestACreateWhoseKeyIsPurgedMeanwhileMakesAChild(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer other.Rollback(context.Background()) //nolint:errcheck // rolled back at the end
+	defer other.Rollback(context.Background()) // rolled back at the end
 	if _, err := other.Exec(t.Context(), `INSERT INTO child_keys (tenant_id, kind, author_id, idempotency_key, request_hash, child_id)
 		VALUES ($1, 'comment', 5, 'b', '', gen_random_uuid())`, tenant); err != nil {
 		t.Fatal(err)

@@ -195,18 +195,18 @@ func (r *redoing) edges(ctx context.Context, tenant int64, k kinds.Edge, events 
 		}
 		all = append(all, edge)
 	}
-	for _, round := range rounds(len(all), func(i int) (pair, any, bool) { return pair{all[i].From, all[i].To}, nil, true }) {
+	for _, round := range rounds(len(all), func(i int) (edgeKey, any, bool) { return edgeKey{tenant, all[i].From, all[i].To}, nil, true }) {
 		n := len(round)
-		froms, tos, versions, wanted := make([]event.ID, n), make([]event.ID, n), make([]int64, n), make(map[pair]int64, n)
+		froms, tos, versions, wanted := make([]event.ID, n), make([]event.ID, n), make([]int64, n), make(map[edgeKey]int64, n)
 		statuses, attributes := make([]string, n), make([]*string, n)
 		created, positioned, updated := make([]time.Time, n), make([]time.Time, n), make([]time.Time, n)
 		for m, i := range round {
 			e := all[i]
 			froms[m], tos[m], statuses[m], versions[m], attributes[m] = e.From, e.To, e.Status, e.Version, text(e.Attributes)
 			created[m], positioned[m], updated[m] = e.CreatedAt.Time, e.PositionedAt.Time, e.UpdatedAt.Time
-			wanted[pair{froms[m], tos[m]}] = e.Version
+			wanted[edgeKey{tenant, froms[m], tos[m]}] = e.Version
 		}
-		var p pair
+		p := edgeKey{tenant: tenant}
 		var version int64
 		var later []event.Ref
 		rows, _ := r.tx.Query(ctx, edgesOf(k.Name, redoEdgesSQL),
@@ -279,16 +279,17 @@ func (r *redoing) children(ctx context.Context, tenant int64, k kinds.Child, eve
 			r.targets = append(r.targets, target{tenant, k.Name, all[i].ID})
 		}
 	}
-	shelved, err := shape.shelved(ctx, r.tx, tenant, objects)
+	shelved, err := shape.shelved(ctx, r.tx, sameTenant(tenant, len(objects)), objects)
 	if err != nil {
 		return err
 	}
 	if len(shelved) > 0 {
-		return &redoShelvedError{shelvedError{shelved}, tenant, k}
+		objects = slices.DeleteFunc(objects, func(o event.ID) bool { return !shelved[objectKey{tenant, o}] })
+		return &redoShelvedError{shelvedError{objects}, tenant, k}
 	}
 	for _, round := range rounds(len(all), func(i int) (any, any, bool) {
 		if shape.OnePerAuthor { // an event may free the place that a later one takes
-			return authorPlace{all[i].AuthorID, all[i].Parent}, nil, true
+			return authorPlace{tenant, all[i].AuthorID, all[i].Parent}, nil, true
 		}
 		return all[i].ID, nil, true
 	}) {
@@ -328,7 +329,7 @@ func (r *redoing) displace(ctx context.Context, tenant int64, shape childShape, 
 	for i, c := range some {
 		objects[i], authors[i] = c.Parent, c.AuthorID
 	}
-	taken, err := shape.taken(ctx, r.tx, tenant, objects, authors)
+	taken, err := shape.taken(ctx, r.tx, sameTenant(tenant, len(some)), objects, authors)
 	if err != nil || len(taken) == 0 {
 		return nil, err
 	}
@@ -338,7 +339,7 @@ func (r *redoing) displace(ctx context.Context, tenant int64, shape childShape, 
 	}
 	for i := range some {
 		c := &some[i]
-		first, ok := taken[authorPlace{authors[i], objects[i]}]
+		first, ok := taken[authorPlace{tenant, authors[i], objects[i]}]
 		if ok && first.ID != c.ID && c.AuthorState == event.AuthorActive {
 			c.AuthorState, c.UpdatedAt = event.AuthorDeleted, wireTime(now)
 			displaced = append(displaced, *c)

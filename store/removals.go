@@ -102,7 +102,7 @@ func (s *Store) RequestRemoval(ctx context.Context, tenant int64, r RemovalReque
 		err = fmt.Errorf("%w: %s %s, kinds %q", ErrInvalid, r.Object, r.ID, r.Kinds)
 	}
 	if err == nil {
-		err = s.write(ctx, tenant, place{}, func(tx *unit) error {
+		err = s.write(ctx, of(tenant), func(tx *unit) error {
 			out = Removal{}
 			return tx.QueryRow(ctx, requestRemovalSQL, pgx.StrictNamedArgs{
 				"tenant": tenant, "object": r.Object, "id": r.ID, "kinds": r.Kinds, "direction": string(r.Direction),
@@ -229,7 +229,7 @@ func (r *Remover) runOnce(ctx context.Context) (worked bool, err error) {
 	r.tenant = tenant
 	var n int64
 	var m Removal
-	err = r.store.write(ctx, tenant, place{}, func(tx *unit) error {
+	err = r.store.write(ctx, of(tenant), func(tx *unit) error {
 		n, m = 0, Removal{}
 		err := tx.QueryRow(ctx, lockRemovalSQL, pgx.StrictNamedArgs{"tenant": tenant, "id": id}).Scan(m.fields()...)
 		if errors.Is(err, pgx.ErrNoRows) {

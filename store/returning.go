@@ -246,13 +246,20 @@ func (s childShape) returnChunk(ctx context.Context, tx pgx.Tx, tenant int64, ob
 // shelvedSQL reads the objects whose thread is shelved, or moving to or from the shelf.
 // Index: archived_threads_stub_idx. Locks: none.
 const shelvedSQL = `
-SELECT /* store.archived */ object_id FROM archived_threads
- WHERE tenant_id = @tenant::bigint AND kind = '{{.Kind}}' AND object_id = ANY(@object_ids::text[]) AND state <> 'RETURNED'`
+SELECT /* store.archived */ a.tenant_id, a.object_id
+  FROM unnest(@tenants::bigint[], @object_ids::text[]) AS w(tenant_id, object_id)
+  JOIN archived_threads a ON a.tenant_id = w.tenant_id AND a.kind = '{{.Kind}}' AND a.object_id = w.object_id AND a.state <> 'RETURNED'`
 
-func (s childShape) shelved(ctx context.Context, tx pgx.Tx, tenant int64, objects []event.ID) ([]event.ID, error) {
-	rows, _ := tx.Query(ctx, s.sql(shelvedSQL), pgx.StrictNamedArgs{"tenant": tenant, "object_ids": objects})
-	shelved, err := pgx.CollectRows(rows, pgx.RowTo[event.ID])
-	if err != nil {
+type objectKey struct {
+	tenant int64
+	object event.ID
+}
+
+func (s childShape) shelved(ctx context.Context, tx pgx.Tx, tenants []int64, objects []event.ID) (map[objectKey]bool, error) {
+	shelved := make(map[objectKey]bool)
+	var k objectKey
+	rows, _ := tx.Query(ctx, s.sql(shelvedSQL), pgx.StrictNamedArgs{"tenants": tenants, "object_ids": objects})
+	if _, err := pgx.ForEachRow(rows, []any{&k.tenant, &k.object}, func() error { shelved[k] = true; return nil }); err != nil {
 		return nil, fmt.Errorf("read the stubs of %d threads: %w", len(objects), err)
 	}
 	return shelved, nil

@@ -418,15 +418,15 @@ func TestAnInsertLooksForAStubItself(t *testing.T) {
 	a.thread(1, "5", 4)
 	a.run()
 	a.want("1/5 0+4 ARCHIVED")
-	todo := []creation{{in: NewChild{Meta: Meta{Actor: "tester"}, Object: "5", AuthorID: "1", Body: "late"},
+	todo := []creation{{in: NewChild{Meta: Meta{Actor: "tester", tenant: 1}, Object: "5", AuthorID: "1", Body: "late"},
 		moderation: event.ModerationNone}}
 	if err := todo[0].prepare(a.children(commentKind)); err != nil {
 		t.Fatal(err)
 	}
 	var shelved *shelvedError
 	out := make([]ChildOutcome, 1)
-	err := a.write(t.Context(), 1, place{}, func(tx *unit) error {
-		return a.insert(t.Context(), tx, 1, a.children(commentKind), todo, []int{0}, out)
+	err := a.write(t.Context(), of(1), func(tx *unit) error {
+		return a.insert(t.Context(), tx, a.children(commentKind), todo, []int{0}, out)
 	})
 	if err != nil || !errors.As(out[0].Err, &shelved) {
 		t.Errorf("create: %+v, %v", out, err)

@@ -38,6 +38,8 @@ var (
 type Meta struct {
 	Actor       string // the cause of the change, in events and history; required
 	TraceParent string // W3C traceparent of the request, or empty
+
+	tenant int64 // of a write in a group
 }
 
 // Store writes and reads the truth. It is safe for concurrent use.
@@ -82,9 +84,9 @@ type unit struct {
 	turn   int // the number of the round that runs, from 0
 }
 
-// write runs fn in a read-write transaction of the tenant and wakes the relay after the commit. fn
+// write runs fn in a read-write transaction of the tenants and wakes the relay after the commit. fn
 // may run more than once, so it must reset its outcomes each time.
-func (s *Store) write(ctx context.Context, tenant int64, at place, fn func(tx *unit) error) error {
+func (s *Store) write(ctx context.Context, at place, fn func(tx *unit) error) error {
 	var events []event.Event
 	var created tracing.Creation
 	work := func(tx pgx.Tx) (postgres.Landed, error) {
@@ -100,13 +102,7 @@ func (s *Store) write(ctx context.Context, tenant int64, at place, fn func(tx *u
 		landed := func(ctx context.Context, tx pgx.Tx) (bool, error) { return outbox.Appended(ctx, tx, events) }
 		return landed, outbox.Append(ctx, tx, events)
 	}
-	var err error
-	if at.joint != nil {
-		err = at.joint.Write(work)
-	} else {
-		err = postgres.WriteInTenant(ctx, s.pool, tenant, at.lockTimeout, work)
-	}
-	if err != nil {
+	if err := postgres.WriteInTenants(ctx, s.pool, at.tenants, at.lockTimeout, work); err != nil {
 		return narrowed(err)
 	}
 	created.End()
@@ -161,9 +157,8 @@ func rounds[K comparable](n int, key func(i int) (k K, place any, ok bool)) [][]
 // turns describes a write of n items in one transaction, round by round: no two items of a round
 // have one entity.
 type turns[K comparable, O any] struct {
-	tenant int64
-	n      int
-	at     place
+	n  int
+	at place
 	// check returns an item's entity and the place that it wants, if any. It returns false, and
 	// fills in the outcome, to leave the item out.
 	check func(i int, o *O) (of K, place any, ok bool)
@@ -178,7 +173,7 @@ func inTurns[K comparable, O any](ctx context.Context, s *Store, w turns[K, O]) 
 	if len(all) == 0 {
 		return out, nil
 	}
-	err := s.write(ctx, w.tenant, w.at, func(tx *unit) error {
+	err := s.write(ctx, w.at, func(tx *unit) error {
 		for n, turn := range all {
 			tx.turn = n
 			for _, i := range turn {

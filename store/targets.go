@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -30,54 +31,66 @@ func (e *TargetGoneError) Error() string {
 // children_archive_KIND_pkey, children_KIND_pkey. Locks: the children, those on the shelf first,
 // each in key order.
 const lockTargetsSQL = `
-WITH shelved AS MATERIALIZED (
-  SELECT c.child_id, c.author_state, c.moderation_state FROM {{.Shelf}} c
-   WHERE c.tenant_id = @tenant::bigint AND c.child_id = ANY(@child_ids::uuid[])
-   ORDER BY c.child_id
+WITH wanted AS (
+  SELECT * FROM unnest(@tenants::bigint[], @child_ids::uuid[]) AS w(tenant_id, child_id)
+), shelved AS MATERIALIZED (
+  SELECT c.tenant_id, c.child_id, c.author_state, c.moderation_state FROM {{.Shelf}} c
+  JOIN wanted w ON c.tenant_id = w.tenant_id AND c.child_id = w.child_id
+   ORDER BY c.tenant_id, c.child_id
      FOR KEY SHARE OF c
 ), present AS MATERIALIZED (
-  SELECT c.child_id, c.author_state, c.moderation_state FROM {{.Table}} c
-   WHERE c.tenant_id = @tenant::bigint AND c.child_id = ANY(@child_ids::uuid[])
-   ORDER BY c.child_id
+  SELECT c.tenant_id, c.child_id, c.author_state, c.moderation_state FROM {{.Table}} c
+  JOIN wanted w ON c.tenant_id = w.tenant_id AND c.child_id = w.child_id
+   ORDER BY c.tenant_id, c.child_id
      FOR KEY SHARE OF c
 )
-SELECT /* store.lock_targets */ child_id::text, author_state, moderation_state FROM shelved
+SELECT /* store.lock_targets */ tenant_id, child_id::text, author_state, moderation_state FROM shelved
  UNION ALL
-SELECT child_id::text, author_state, moderation_state FROM present`
+SELECT tenant_id, child_id::text, author_state, moderation_state FROM present`
 
 // lockTargets locks the children that the edges of a turn lead to, as a foreign key would, and
 // returns the items whose child takes edges. The others get the error of their outcome.
-func lockTargets(ctx context.Context, tx pgx.Tx, tenant int64, writes []EdgeWrite, turn []int, out []EdgeOutcome) ([]int, error) {
+func lockTargets(ctx context.Context, tx pgx.Tx, writes []EdgeWrite, turn []int, out []EdgeOutcome) ([]int, error) {
 	s := childShape{Kind: writes[turn[0]].kind.To}
-	states := make(map[string]string, len(turn)) // "" for a child that takes edges
-	missing := column(turn, func(i int) string { return string(writes[i].To) })
-	slices.Sort(missing)
+	states := make(map[childKey]string, len(turn)) // "" for a child that takes edges
+	missing := column(turn, func(i int) childKey { return writes[i].target() })
+	slices.SortFunc(missing, func(a, b childKey) int { return cmp.Or(cmp.Compare(a.tenant, b.tenant), cmp.Compare(a.id, b.id)) })
 	missing = slices.Compact(missing)
 	for len(missing) > 0 {
-		var id, author, moderation string
-		rows, _ := tx.Query(ctx, s.sql(lockTargetsSQL), pgx.StrictNamedArgs{"tenant": tenant, "child_ids": missing})
-		if _, err := pgx.ForEachRow(rows, []any{&id, &author, &moderation}, func() error {
-			states[id] = ""
+		tenants, ids := make([]int64, len(missing)), make([]string, len(missing))
+		for n, k := range missing {
+			tenants[n], ids[n] = k.tenant, k.id
+		}
+		var k childKey
+		var author, moderation string
+		rows, _ := tx.Query(ctx, s.sql(lockTargetsSQL), pgx.StrictNamedArgs{"tenants": tenants, "child_ids": ids})
+		if _, err := pgx.ForEachRow(rows, []any{&k.tenant, &k.id, &author, &moderation}, func() error {
+			states[k] = ""
 			if !event.BodyTravels(author, moderation) {
-				states[id] = event.State(author, moderation)
+				states[k] = event.State(author, moderation)
 			}
 			return nil
 		}); err != nil {
 			return nil, fmt.Errorf("lock %d children: %w", len(missing), err)
 		}
-		missing = slices.DeleteFunc(missing, func(id string) bool { _, locked := states[id]; return locked })
-		if len(missing) == 0 {
-			break
+		var moved []childKey // to the other table, while the statement waited for them
+		for _, k := range missing {
+			if _, locked := states[k]; locked {
+				continue
+			}
+			there, err := s.get(ctx, tx, k.tenant, []string{k.id})
+			if err != nil {
+				return nil, err
+			}
+			if len(there) > 0 {
+				moved = append(moved, k)
+			}
 		}
-		moved, err := s.get(ctx, tx, tenant, missing) // to the other table, while the statement waited for them
-		if err != nil {
-			return nil, err
-		}
-		missing = slices.DeleteFunc(missing, func(id string) bool { _, exists := moved[id]; return !exists })
+		missing = moved
 	}
 	left := make([]int, 0, len(turn))
 	for _, i := range turn {
-		state, exists := states[string(writes[i].To)]
+		state, exists := states[writes[i].target()]
 		switch {
 		case !exists:
 			out[i].Err = ErrTargetUnknown
@@ -89,3 +102,12 @@ func lockTargets(ctx context.Context, tx pgx.Tx, tenant int64, writes []EdgeWrit
 	}
 	return left, nil
 }
+
+// childKey names a child of a kind.
+type childKey struct {
+	tenant int64
+	id     string
+}
+
+// target returns the child that an edge to a child leads to.
+func (w EdgeWrite) target() childKey { return childKey{w.tenant, string(w.To)} }

@@ -79,8 +79,9 @@ func (s *Store) SetThreads(ctx context.Context, tenant int64, k kinds.Child, set
 	return s.children(k).settings.do(ctx, tenant, settings)
 }
 
-func (s *Store) set(ctx context.Context, tenant int64, k *childKind, settings []ThreadSettings, at place) ([]ThreadOutcome, error) {
-	out, err := inTurns(ctx, s, turns[event.ID, ThreadOutcome]{tenant: tenant, n: len(settings), at: at,
+func (s *Store) set(ctx context.Context, k *childKind, settings []ThreadSettings, at place) ([]ThreadOutcome, error) {
+	tenant := at.tenants[0] // the only one: settings are rare
+	out, err := inTurns(ctx, s, turns[event.ID, ThreadOutcome]{n: len(settings), at: at,
 		check: func(i int, o *ThreadOutcome) (event.ID, any, bool) {
 			o.Err = settings[i].check(k)
 			if !k.Moderated {

@@ -20,6 +20,8 @@ type childState struct {
 	childRow
 }
 
+func (r *childState) key() childKey { return childKey{r.TenantID, r.ID} }
+
 func (r *childState) state() State[event.Child] {
 	c := r.wire()
 	if !event.BodyTravels(c.AuthorState, c.ModerationState) {

@@ -29,11 +29,6 @@ func EdgeEvents(k kinds.Edge, states iter.Seq2[*State[event.Edge], error]) iter.
 	return eventsOf(states, func(s *State[event.Edge]) (event.Event, error) { return EdgeEvent(k, s) })
 }
 
-type edgeState struct {
-	TenantID int64
-	edgeRow
-}
-
 // scanEdgesSQL reads a page of the edges of a kind. It names no table partition, because the
 // projections know a kind before the truth has a table for it. Index: edges_KIND_pkey, one range.
 // Locks: none.
@@ -49,7 +44,7 @@ func ScanEdges(ctx context.Context, pool *pgxpool.Pool, k kinds.Edge, after *Sta
 	limit int) iter.Seq2[*State[event.Edge], error] {
 	return scan(ctx, pool, scanEdgesSQL, after, limit, func(s *State[event.Edge]) pgx.StrictNamedArgs {
 		return pgx.StrictNamedArgs{"kind": k.Name, "tenant": s.TenantID, "from": s.Object.From, "to": s.Object.To}
-	}, func(r *edgeState) State[event.Edge] { return State[event.Edge]{r.TenantID, r.wire()} })
+	}, func(r *edgeRow) State[event.Edge] { return State[event.Edge]{r.Tenant, r.wire()} })
 }
 
 // GetEdges returns the edges of the kind that refs name, regardless of the versions in refs. It
@@ -64,7 +59,8 @@ func GetEdges(ctx context.Context, q postgres.Querier, tenant int64, k kinds.Edg
 	if len(froms) == 0 {
 		return nil, nil
 	}
-	rows, _ := q.Query(ctx, edgesOf(k.Name, getEdgesSQL), postgres.Args{"tenant": tenant, "froms": froms, "tos": tos})
+	rows, _ := q.Query(ctx, edgesOf(k.Name, getEdgesSQL),
+		postgres.Args{"tenants": sameTenant(tenant, len(froms)), "froms": froms, "tos": tos})
 	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[edgeRow])
 	if err != nil {
 		return nil, fmt.Errorf("read %d edges of %s: %w", len(froms), k.Name, err)

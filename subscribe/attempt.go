@@ -78,7 +78,7 @@ func (r *reader) invoke(m *message) error {
 	}
 	r.lose(m)
 	go func() {
-		<-late
+		<-late //nolint:errcheck // the attempt has failed already
 		<-r.slots
 		r.subscriber.mu.Lock()
 		defer r.subscriber.mu.Unlock()

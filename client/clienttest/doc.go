@@ -10,9 +10,9 @@
 //	}
 //
 // It runs the real servers: PostgreSQL, NATS, API, relay and consumers, without syncing to disk.
-// The first call of a test binary starts them in a child process. Each call makes a tenant of its
-// own, so tests do not see each other. The child ends with the test binary, even if that is killed,
-// and removes its files.
+// The first call of a test binary starts them in a child process. Each call creates a tenant of
+// its own, so tests do not see each other's data. The child ends with the test binary, even if that
+// is killed, and removes its files.
 //
 // A subscriber under test connects to Tenant.NATS, and uses Database for its tables. It gets the
 // events of all tenants: compare their TenantID with Tenant.ID.

@@ -299,7 +299,7 @@ func (r *replies) check(t *testing.T) {
 	}
 }
 
-// TestWhatTrustedLoginsCanDo proves the sentences of docs/security.md about the logins that it
+// TestWhatTrustedLoginsCanDo proves the sentences of docs/threat-model.md about the logins that it
 // calls trusted. If one of these ways closes, the page can promise more.
 func TestWhatTrustedLoginsCanDo(t *testing.T) {
 	for login, request := range map[string]*nats.Msg{

@@ -67,7 +67,7 @@ func (c *certificate) current() *tls.Certificate {
 		c.log.Info("loaded a new TLS certificate", "file", c.certFile)
 	case err.Error() != c.failed:
 		c.failed = err.Error()
-		c.log.Error("the new TLS certificate is unusable: the last one remains in use", "err", err, "runbook", "CertificateExpires")
+		c.log.Error("the new TLS certificate is unusable: the previous one stays in use", "err", err, "runbook", "CertificateExpires")
 	}
 	return c.loaded
 }

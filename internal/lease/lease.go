@@ -361,7 +361,7 @@ func (g *Group) leave(ctx context.Context) error {
 	}); err != nil {
 		// The leases expire by themselves. An unavailable database must not turn a clean stop into
 		// a failure.
-		g.log.WarnContext(ctx, "leases not freed at stop: they expire", "owner", g.owner, "ttl", g.cfg.TTL, "err", err)
+		g.log.WarnContext(ctx, "leases not released: others wait until they expire", "owner", g.owner, "ttl", g.cfg.TTL, "err", err)
 	}
 	return nil
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/url"
-	"sync"
 	"testing"
 	"time"
 
@@ -114,17 +113,7 @@ func TestACommitThatDidNotWaitForTheStandbyIsNoSuccess(t *testing.T) {
 		},
 		"what a connection has seen": await,
 		"a repeat": func() error {
-			return postgres.WriteInTenant(t.Context(), pool, 1, 0, func(pgx.Tx) (postgres.Landed, error) { return nil, nil })
-		},
-		"repeats of two tenants": func() error {
-			joint := postgres.NewJoint(pool, 0, []int64{1, 2})
-			var members sync.WaitGroup
-			defer members.Wait()
-			for i := range 2 {
-				members.Go(func() { _ = joint.Member(i).Write(func(pgx.Tx) (postgres.Landed, error) { return nil, nil }) })
-			}
-			_, err := joint.Run(t.Context())
-			return err
+			return postgres.WriteInTenants(t.Context(), pool, []int64{1, 2}, 0, func(pgx.Tx) (postgres.Landed, error) { return nil, nil })
 		},
 	} {
 		told := make(chan error, 1)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"strconv"
 	"strings"
 	"time"
@@ -228,35 +229,55 @@ func InTenant(ctx context.Context, pool *pgxpool.Pool, tenant int64, opts pgx.Tx
 		begin += " isolation level " + string(opts.IsoLevel)
 	}
 	begin += " " + string(opts.AccessMode) + " " + string(opts.DeferrableMode)
-	opts.BeginQuery = begin + setTenant(tenant)
+	opts.BeginQuery = begin + setTenants(tenant)
 	return InTx(ctx, pool, opts, fn)
 }
 
-func setTenant(tenant int64) string {
-	return "; set local tidings.tenant = '" + strconv.FormatInt(tenant, 10) + "'"
+// setTenants sets the tenants that row-level security compares with, for this transaction.
+func setTenants(tenants ...int64) string {
+	list := make([]byte, 0, 8*len(tenants))
+	for i, tenant := range tenants {
+		if i > 0 {
+			list = append(list, ',')
+		}
+		list = strconv.AppendInt(list, tenant, 10)
+	}
+	return "; set local tidings.tenant = '" + string(list) + "'"
 }
 
 // durableCommit makes the transaction's COMMIT wait for the disk, whatever the default of the
 // database or the login is. It does not lower a stronger setting.
 const durableCommit = `set_config('synchronous_commit', coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on'), true)`
 
-// WriteInTenant is InTenant for small writes that a client waits for. No statement waits longer
-// than lockTimeout for one lock (IsLockTimeout); 0 sets no limit. fn returns a function that checks
-// whether its write exists, or nil if it wrote nothing.
+// WriteInTenants is InTenant for small writes that clients wait for. Row-level security hides and
+// protects the rows of all tenants but these. No statement waits longer than lockTimeout for one
+// lock (IsLockTimeout); 0 sets no limit. fn returns a function that checks whether its write
+// exists, or nil if it wrote nothing.
 //
-// If the answer to COMMIT is lost, WriteInTenant waits until the transaction has ended. Then it
+// If the answer to COMMIT is lost, WriteInTenants waits until the transaction has ended. Then it
 // calls landed in another transaction, for at most settleTimeout. The write counts as committed, or
 // fn runs again. ErrUnknown means that no server answered. Without landed it returns the error of
 // COMMIT, and the caller may retry the write.
-func WriteInTenant(ctx context.Context, pool *pgxpool.Pool, tenant int64, lockTimeout time.Duration,
+func WriteInTenants(ctx context.Context, pool *pgxpool.Pool, tenants []int64, lockTimeout time.Duration,
 	fn func(tx pgx.Tx) (landed Landed, err error)) error {
-	begin := "begin" + setTenant(tenant)
+	begin := "begin" + setTenants(tenants...)
 	if lockTimeout > 0 {
 		begin += "; set local lock_timeout = " + strconv.FormatInt(lockTimeout.Milliseconds(), 10)
 	}
-	return writeOnce(ctx, pool, begin, func(tx pgx.Tx) (int64, Landed, error) {
-		landed, err := fn(tx)
-		return tenant, landed, err
+	return retry(func() error {
+		lock := rand.Int64() // unique, as far as 63 bits allow: a session that gets this lock knows that the transaction has ended
+		opts := pgx.TxOptions{BeginQuery: begin + "; select pg_advisory_xact_lock(" + strconv.FormatInt(lock, 10) + "), " + durableCommit}
+		var landed Landed
+		err := inTx(ctx, pool, opts, func(tx pgx.Tx) (end string, err error) {
+			if landed, err = fn(tx); landed == nil {
+				return repeatedSQL, err
+			}
+			return "commit", err
+		})
+		if lost, ok := errors.AsType[*lostCommit](err); ok && landed != nil {
+			return settle(ctx, pool, tenants, lock, landed, lost)
+		}
+		return err
 	})
 }
 

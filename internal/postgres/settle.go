@@ -101,12 +101,12 @@ func AwaitDurable(ctx context.Context, conn *pgx.Conn) error {
 //
 // The transaction's id proves nothing: after a crash or a failover the server assigns ids that it
 // lost to other transactions.
-func settle(ctx context.Context, pool *pgxpool.Pool, tenant, lock int64, landed Landed, lost error) error {
+func settle(ctx context.Context, pool *pgxpool.Pool, tenants []int64, lock int64, landed Landed, lost error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
 	for {
 		var there bool
-		err := InTenant(ctx, pool, tenant, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		err := InTx(ctx, pool, pgx.TxOptions{BeginQuery: "begin" + setTenants(tenants...)}, func(tx pgx.Tx) error {
 			var ended bool
 			if err := tx.QueryRow(ctx, endedSQL, lock).Scan(&ended); err != nil {
 				return err

@@ -56,7 +56,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	defer cancel()
 	n, err := Expiring(ctx, c.pool)
 	if err != nil {
-		c.log.WarnContext(ctx, "cannot count expiring tokens: this scrape has no gauge of them", "err", err)
+		c.log.WarnContext(ctx, "gauge of expiring tokens left out of this scrape", "err", err)
 		return
 	}
 	ch <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, float64(n))

@@ -327,7 +327,7 @@ func TestATokenMakesNoMoreThanItHas(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer tx.Rollback(ctx) //nolint:errcheck // after the commit
+	defer tx.Rollback(ctx) // after the commit
 	if _, err := tx.Exec(ctx, `SELECT FROM api_tokens WHERE token_hash = $1 FOR NO KEY UPDATE`, next[:]); err != nil {
 		t.Fatal(err)
 	}

@@ -46,7 +46,7 @@ func (s Signal) Notify() {
 func Drain(ctx context.Context, within time.Duration) (_ context.Context, cancel context.CancelFunc) {
 	drain, end := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {
-		Sleep(drain, within)
+		_ = Sleep(drain, within)
 		end()
 	})
 	return drain, func() {

@@ -183,7 +183,7 @@ func (c *Catalog) Run(ctx context.Context) error {
 	for work.Sleep(ctx, pollInterval/2+rand.N(pollInterval)) == nil { // processes do not poll together
 		_, err := c.Refresh(ctx)
 		if err != nil && ctx.Err() == nil && !failed {
-			c.log.WarnContext(ctx, "cannot read the kinds: the ones read last remain in force", "err", err)
+			c.log.WarnContext(ctx, "cannot read the kinds: those of the last read stay in force", "err", err)
 		}
 		failed = err != nil
 	}

@@ -273,7 +273,7 @@ func (c *Console) versions(ctx context.Context, p *inspectPage, read func(tx pgx
 	return err
 }
 
-func (c *Console) inspectChild(ctx context.Context, v *view, p *inspectPage, k kinds.Child, id string) error {
+func (c *Console) inspectChild(ctx context.Context, p *inspectPage, k kinds.Child, id string) error {
 	p.Title = k.Name + " " + id
 	child, err := threadcache.InspectChild(ctx, c.deps.Truth, c.deps.Projections, k, p.Tenant, id)
 	if err != nil {
@@ -325,7 +325,7 @@ func (c *Console) inspectChildOrThread(ctx context.Context, v *view, p inspectPa
 		return p, c.inspectThread(ctx, v, &p, k, id)
 	}
 	child, thread := p, p
-	if err := c.inspectChild(ctx, v, &child, k, u.String()); err != nil || !child.Absent {
+	if err := c.inspectChild(ctx, &child, k, u.String()); err != nil || !child.Absent {
 		return child, err
 	}
 	err = c.inspectThread(ctx, v, &thread, k, id)

@@ -324,13 +324,13 @@ func (h *Hold) Run(ctx context.Context, j Job) (counts map[string]int64, err err
 
 // onlyTimeUp reports whether err is ErrTimeUp. Of several joined errors, each must be ErrTimeUp.
 func onlyTimeUp(err error) bool {
-	switch e := err.(type) {
+	switch e := err.(type) { //nolint:errorlint // it unwraps
 	case interface{ Unwrap() []error }:
 		return !slices.ContainsFunc(e.Unwrap(), func(err error) bool { return !onlyTimeUp(err) })
 	case interface{ Unwrap() error }:
 		return onlyTimeUp(e.Unwrap())
 	}
-	return err == ErrTimeUp
+	return err == ErrTimeUp //nolint:errorlint // likewise
 }
 
 func (h *Hold) note(ctx context.Context, sql string, args pgx.StrictNamedArgs) error {

@@ -61,7 +61,7 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if status != 0 {
 		w.Header().Set("Content-Type", "application/problem+json")
 		w.WriteHeader(status)
-		io.WriteString(w, problem) //nolint:errcheck // a test's answer
+		io.WriteString(w, problem)
 		return
 	}
 	a.mu.Lock()
@@ -82,7 +82,7 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			items = append(items, `{"status":201}`)
 		}
 	}
-	fmt.Fprintf(w, `{"items":[%s]}`, strings.Join(items, ",")) //nolint:errcheck // a test's answer
+	fmt.Fprintf(w, `{"items":[%s]}`, strings.Join(items, ","))
 }
 
 func loader(t *testing.T, url string, retryFor time.Duration) *Loader {

@@ -33,7 +33,7 @@ func rangeName(r outbox.Range) string { return fmt.Sprintf("the range from %d", 
 
 // probe reads the manifest of an export.
 func (s *Store) probe(ctx context.Context, e Export) error {
-	b, err := s.open(ctx, e.URL)
+	b, err := s.open(e.URL)
 	if err != nil {
 		return err
 	}
@@ -42,7 +42,7 @@ func (s *Store) probe(ctx context.Context, e Export) error {
 }
 
 func (s *Store) readExport(ctx context.Context, e Export) error {
-	b, err := s.open(ctx, e.URL)
+	b, err := s.open(e.URL)
 	if err != nil {
 		return err
 	}

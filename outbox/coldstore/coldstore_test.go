@@ -791,7 +791,7 @@ const eraseSQL = `UPDATE outbox_messages_archive SET payload = payload || '{"bod
 // read returns everything in the store, uncompressed.
 func read(t *testing.T, ctx context.Context, r *rig) (all string) {
 	t.Helper()
-	b, err := r.open(ctx, r.url)
+	b, err := r.open(r.url)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -898,7 +898,7 @@ func TestARedactionRewritesOnlyWhatChanges(t *testing.T) {
 		}
 	}
 	sums := func() (sums []string) {
-		b, err := r.open(t.Context(), r.url)
+		b, err := r.open(r.url)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -212,7 +212,7 @@ func (s *Store) Export(ctx context.Context, r outbox.Range) (Export, error) {
 
 func (s *Store) exportTo(ctx context.Context, r outbox.Range) (e Export, err error) {
 	month := monthOf(r.FirstAt)
-	b, err := s.open(ctx, s.url)
+	b, err := s.open(s.url)
 	if err != nil {
 		return e, err
 	}

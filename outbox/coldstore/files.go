@@ -65,8 +65,8 @@ func (w *file) commit() error {
 }
 
 func (w *file) abort() {
-	w.Close()                // it may be closed already
-	w.of.root.Remove(w.temp) // it may be renamed already
+	_ = w.Close()                // it may be closed already
+	_ = w.of.root.Remove(w.temp) // it may be renamed already
 }
 
 // settle makes the names in a directory, and the directory's own name, survive a power loss.

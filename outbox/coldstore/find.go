@@ -31,7 +31,7 @@ func (s *Store) Find(ctx context.Context, from, id int64, eventID string) (*Plac
 		return nil, err
 	}
 	for _, e := range all {
-		b, err := s.open(ctx, e.URL)
+		b, err := s.open(e.URL)
 		if err != nil {
 			return nil, err
 		}

@@ -108,7 +108,7 @@ func (s *Store) redactAll(ctx context.Context, tenant int64, person event.ID, dr
 
 // redact first finds the segments that change, and only then makes a redacted copy of the export.
 func (s *Store) redact(ctx context.Context, e Export, tenant int64, person event.ID, dryRun bool, redact func(row *Row) bool) (int, error) {
-	b, err := s.open(ctx, e.URL)
+	b, err := s.open(e.URL)
 	if err != nil {
 		return 0, err
 	}

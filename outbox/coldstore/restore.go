@@ -52,7 +52,7 @@ func (s *Store) Restore(ctx context.Context, month time.Time, from string,
 		return r, fmt.Errorf("restore %s: %w", r.Month, ErrNoExport)
 	}
 	for _, e := range all {
-		b, err := s.open(ctx, e.URL)
+		b, err := s.open(e.URL)
 		if err == nil {
 			_, err = s.readBack(ctx, b, e.dir(), e.ManifestSHA256) // a damaged index does not matter
 		}
@@ -75,7 +75,7 @@ func (s *Store) Restore(ctx context.Context, month time.Time, from string,
 // find returns the exports at a place that have a manifest and events of a month, newest first. If
 // two have the same row, the newer one counts, because it may be redacted.
 func (s *Store) find(ctx context.Context, month time.Time, url string) (all []Export, err error) {
-	b, err := s.open(ctx, url)
+	b, err := s.open(url)
 	if err != nil {
 		return nil, err
 	}
@@ -106,7 +106,7 @@ func (s *Store) find(ctx context.Context, month time.Time, url string) (all []Ex
 }
 
 func (s *Store) restore(ctx context.Context, e Export, month time.Time, r *Restored) error {
-	b, err := s.open(ctx, e.URL)
+	b, err := s.open(e.URL)
 	if err != nil {
 		return err
 	}

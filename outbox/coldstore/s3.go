@@ -76,7 +76,7 @@ func (s *s3) create(ctx context.Context, key, contentType string) (upload, error
 }
 
 func (u *s3Upload) commit() error {
-	u.Close()
+	_ = u.Close() // a pipe has no error
 	err := <-u.done
 	u.done <- errAborted // for a later abort
 	return err

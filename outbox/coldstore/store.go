@@ -264,7 +264,7 @@ func (s *Store) list(ctx context.Context, all bool) (places []listed, left []err
 		return nil, nil, fmt.Errorf("read the places of exports: %w", err)
 	}
 	for _, url := range urls {
-		b, err := s.open(ctx, url)
+		b, err := s.open(url)
 		var dirs map[string]string
 		if err == nil {
 			dirs, err = b.exports(ctx)
@@ -353,7 +353,7 @@ func (s *Store) fenced(ctx context.Context, sql string, args pgx.StrictNamedArgs
 
 // open returns the place of a URL. It opens each place once, because each has connections of its
 // own.
-func (s *Store) open(ctx context.Context, url string) (*bucket, error) {
+func (s *Store) open(url string) (*bucket, error) {
 	if b := s.buckets[url]; b != nil {
 		return b, nil
 	}

@@ -31,7 +31,7 @@ func (r *rig) onlyComplete(t *testing.T, backend *s3mem.Backend, when string) {
 // uploading returns the keys of the uploads that have begun and not ended.
 func (r *rig) uploading(t *testing.T) (keys []string) {
 	t.Helper()
-	b, err := r.open(t.Context(), r.url)
+	b, err := r.open(r.url)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +74,7 @@ func TestWhatAThawedExporterLeftIsFoundAndSwept(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.onlyComplete(t, backend, "after a redaction")
-	b, err := r.open(t.Context(), r.url)
+	b, err := r.open(r.url)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -141,7 +141,7 @@ func TestAnExportWhoseAnswerWasLostKeepsItsFiles(t *testing.T) {
 	r := newRig(t, 10)
 	r.s3(func(http.ResponseWriter, *http.Request) bool { return false })
 	e := r.export()
-	b, err := r.open(t.Context(), r.url)
+	b, err := r.open(r.url)
 	if err != nil {
 		t.Fatal(err)
 	}

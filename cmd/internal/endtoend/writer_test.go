@@ -312,7 +312,7 @@ func (s *session) post() event.ID { return event.IDOf(100 + s.n) }
 func (s *session) account() event.ID { return s.other(0) }
 
 // other returns the n-th of them.
-func (s *session) other(n int64) event.ID { return event.IDOf(10_000 + 100*int64(s.n) + n) }
+func (s *session) other(n int64) event.ID { return event.IDOf(10_000 + 100*s.n + n) }
 
 func (s *session) step() error {
 	var a answer

@@ -32,7 +32,7 @@ func NewLagCollector(pool *pgxpool.Pool, js jetstream.JetStream, cfg broker.Conf
 	return &lagCollector{
 		pool: pool, js: js, cfg: cfg, log: log.With("component", "lag"),
 		lag: prometheus.NewDesc("tidings_consumer_offset_lag_seconds",
-			"As tidings_consumer_lag_seconds, but computed from the stored offsets, by every process that applies events. "+
+			"The lag of each consumer by its stored offsets, exported by every process that applies events. "+
 				"So it exists even if the consumer does not run.",
 			[]string{"consumer"}, nil),
 		deadLetters: prometheus.NewDesc("tidings_consumer_offset_dead_letters",

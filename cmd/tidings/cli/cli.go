@@ -52,7 +52,7 @@ const exitCodes = `Exit codes:
 - 0: done.
 - 1: an error, or findings.
 - 2: wrong usage or input.
-- 3: not finished (run the command again), a server unavailable, or errors found by tidings doctor.`
+- 3: not finished (run the command again), a server is unavailable, or tidings doctor found errors.`
 
 // usageError marks an error in the arguments.
 type usageError struct{ err error }
@@ -120,7 +120,7 @@ func (p Process) commands() *cobra.Command {
 		group("repair", "Repair a stream that no longer matches the database", p.repairStreamCommand()),
 		group("stream", "Print the streams that are needed, or change their replicas, placement and limits",
 			p.streamConfigureCommand(), p.streamPlanCommand()),
-		group("archive", "Archive, export and drop old events, and hold those that must remain",
+		group("archive", "Archive, export and drop old events, and hold those that you must keep",
 			p.archiveRunCommand(), p.archiveSettingsCommand(), p.archiveStatusCommand(), p.archiveUndoCommand(),
 			p.coldListCommand(), p.coldExportCommand(), p.coldVerifyCommand(), p.coldRestoreCommand(),
 			group("hold", "Keep part of the outbox's archive beyond its retention",

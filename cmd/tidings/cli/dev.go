@@ -62,7 +62,7 @@ func (p Process) devCommand() *cobra.Command {
 		Short: "Run everything in one process",
 		Long: `Dev runs the API with the console, the relay and the consumers in one process, with its own
 PostgreSQL and NATS servers on loopback. If DATABASE_URL or NATS_URL is set, it uses that server
-instead. It prints the database first, and refuses one that has tables of others and none of
+instead. It prints the database first, and refuses one that has another program's tables and none of
 Tidings, unless --shared-database is set. The data directory keeps the data, the tokens, and the
 port and the password of NATS: the next start continues with them, also after a kill. API_ADDR and
 OPS_ADDR set the other ports. With --data, give the same --data to the other commands. Ctrl-C stops
@@ -104,7 +104,7 @@ one event.`,
 	c.Flags().StringVar(&dir, "data", "", "the `directory` of its data (default: /var/lib/tidings/dev as root, else tidings/dev in "+
 		"$XDG_DATA_HOME or ~/.local/share)")
 	c.Flags().BoolVar(&readOnly, "console-read-only", false, "make the console read-only")
-	c.Flags().BoolVar(&shared, "shared-database", false, "make tables in DATABASE_URL even if it has tables of others")
+	c.Flags().BoolVar(&shared, "shared-database", false, "create tables in DATABASE_URL even if it has another program's tables")
 	c.Flags().StringVar(&spans, "trace", "", "write spans to this `file`")
 	c.Flags().Lookup("trace").NoOptDefVal = traceDefault
 	return c

@@ -54,13 +54,13 @@ func takeLock(ctx context.Context, f *os.File, dir string) error {
 	defer cancel()
 	b := make([]byte, 20)
 	n, err := f.ReadAt(b, 0)
-	if err != nil && err != io.EOF {
+	if err != nil && !errors.Is(err, io.EOF) {
 		return fmt.Errorf("read the lock of %s: %w", dir, err)
 	}
 	pid, _ := strconv.Atoi(strings.TrimSpace(string(b[:n]))) // 0 after a clean stop
 	for {
 		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err != nil && err != unix.EWOULDBLOCK {
+		if err != nil && !errors.Is(err, unix.EWOULDBLOCK) {
 			return fmt.Errorf("lock %s: %w", dir, err)
 		}
 		if err == nil && (pid == 0 || syscall.Kill(pid, 0) == syscall.ESRCH) {

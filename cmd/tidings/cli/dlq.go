@@ -101,7 +101,7 @@ type letterDesk struct {
 }
 
 // chosen is the help about the choice of dead letters.
-const chosen = "Give ids, a filter, or --all. Ids exclude filters and --all."
+const chosen = "Give ids, or a filter, or --all: only one of them."
 
 // chosenFirst is that of the dead letters of consumers.
 const chosenFirst = `

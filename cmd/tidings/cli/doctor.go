@@ -25,7 +25,7 @@ func (p Process) doctorCommand() *cobra.Command {
 	var wait time.Duration
 	c := p.command(command{
 		use:   "doctor",
-		short: "Find present and coming problems, and name the command that solves each",
+		short: "Find problems that exist or will exist soon, and name the command that solves each",
 		long: `Doctor checks PostgreSQL, NATS and the fleet. PostgreSQL: settings that lose data, old transactions,
 replication slots, dead rows, row security, roles, connections, clocks. NATS: version, limits,
 changed streams. Fleet: partitions without a holder, refused streams, lags, subscribers that nobody

@@ -79,7 +79,7 @@ func (p Process) showErasure(ctx context.Context, w io.Writer, y *system, o eras
 	}
 	total := 0
 	for _, n := range report.Counts {
-		total += int(n)
+		total += n
 	}
 	if total == 0 {
 		return errNothingToDelete

@@ -22,7 +22,7 @@ func (p Process) eventsWatchCommand() *cobra.Command {
 		long: `Watch prints each event after its stream has stored it: the stream and the sequence, the tenant, the
 kind and the type, the aggregate's id and the payload. Ctrl-C ends it.
 
-It begins with the next event: tidings events find shows earlier ones. It uses plain NATS, so it can
+It starts with the next event: tidings events find shows earlier ones. It uses plain NATS, so it can
 miss events when the connection breaks. It then prints a note to stderr and continues. A program
 that must not miss an event subscribes durably (docs/subscribe.md).`,
 		name: "events", needs: needAll | orOutbox, json: onePer("event"),

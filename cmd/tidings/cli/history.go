@@ -37,7 +37,7 @@ func (p Process) historyCommand() *cobra.Command {
 		Use:   "history",
 		Short: "Show who changed an edge, a child or a thread, and when",
 		Long: `History shows recorded versions, also of hidden and deleted content. It is for people on call. The
-API shows the same to callers with the right roles (GET .../versions). The versions of edges and
+API shows them to callers with the right roles (GET .../versions). The versions of edges and
 children come from the archiver's histories, so they are late by the archiver's lag (tidings
 status). tidings kinds list shows the kinds in force.`,
 	}

@@ -79,13 +79,13 @@ func (p Process) kindsApplyCommand() *cobra.Command {
 	var r catalog.Request
 	return p.command(command{
 		use:   "apply FILE",
-		short: "Put the kinds of a file in force, beside the built-in ones",
+		short: "Make the kinds of a file the kinds in force, beside the built-in ones",
 		long: `Apply checks the whole file, creates the tables of new kinds in both databases, and puts the file in
 force. Processes use it within five seconds, without a restart. Apply removes kinds that the file
-does not name, and asks for confirmation first. Built-in kinds are as the file changes them, or else
-as built in. Apply refuses a change that would reinterpret existing rows, and prints the reason. "-"
-reads the file from stdin. docs/kinds.md describes the file. After a failure, run the same command
-again: it completes the change.`,
+does not name, and asks for confirmation first. A built-in kind that the file does not name stays,
+without earlier changes. Apply refuses a change that would reinterpret existing rows, and prints the
+reason. "-" reads the file from stdin. docs/kinds.md describes the file. After a failure, run the
+command again: it completes the change.`,
 		args: exactArgs(1), name: "kinds", needs: needDatabases, json: oneObject,
 		actor: &r.Actor, reason: &r.Reason, dryRun: &r.DryRun, destructive: true,
 		check: func(s *session, args []string) (err error) {
@@ -257,7 +257,7 @@ func capabilities(attributes map[string]kinds.Attribute, flags map[string]bool) 
 
 func (p Process) kindsShowCommand() *cobra.Command {
 	return p.command(command{
-		use: "show NAME", short: "Print a kind in the format of a file of kinds", args: exactArgs(1), name: "kinds", needs: needTruth,
+		use: "show NAME", short: "Print a kind as a file for tidings kinds apply", args: exactArgs(1), name: "kinds", needs: needTruth,
 		run: func(ctx context.Context, s *session, args []string) (*report, error) {
 			now, err := truthKinds(ctx, s.Truth)
 			if err != nil {

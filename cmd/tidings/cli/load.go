@@ -57,7 +57,7 @@ func (p Process) loadCommand() *cobra.Command {
 	c := p.command(command{
 		use:   "load (FILE | - | --generate SPEC) [--kind KIND]",
 		short: "Load edges or children of a kind through the API",
-		long: `Load puts the edges of a graph, a hundred per request, or writes generated children. --kind selects
+		long: `Load sends the edges of a graph, a hundred per request, or writes generated children. --kind selects
 the kind (tidings kinds list).
 
 FILE, or - for stdin, has one edge per line: FROM TO, two ids separated by tabs or spaces, then the
@@ -65,17 +65,17 @@ attributes as a JSON object if there are any. Load skips empty lines and lines t
 The file may be gzipped. A malformed line ends the load with exit code 2, after the lines before it
 were sent.
 
---generate users=N,edges=M,seed=S makes a graph with the skewed degrees of a social network. If the
+--generate users=N,edges=M,seed=S creates a graph with the skewed degrees of a social network. If the
 kind leads from one object to another, the spec has both plurals: users=N,groups=N,edges=M.
 Attributes are generated from the kind's schema.
 
---generate posts=N,comments=M,seed=S makes M children under the objects 1 to N: a few objects have
+--generate posts=N,comments=M,seed=S creates M children under the objects 1 to N: a few objects have
 most of them, and some children are edited or deleted. In threads children reply to each other.
 Kinds with moderation also get decisions and thread settings, so the token needs the role moderate.
 If another client's change makes an operation impossible (409), the operation and the replies to it
 count as refused.
 
-The same seed makes the same edges and children. You can run a load twice: it counts existing rows
+A seed always creates the same edges and children. You can run a load twice: it counts existing rows
 and does not write them again. It updates an edge whose attributes differ from its line. The token
 needs the roles read and write. Load retries connection errors, 5xx and 429 until --retry-for passes
 without a success, so it continues after you kill and restart the server.`,

@@ -49,20 +49,20 @@ projections in PROJECTIONS_DATABASE_URL. Without that variable, both are in one 
 must own the tables. You can run it twice, or from two places at once. tidings dev migrates by
 itself.
 
-Migrate also makes the roles tidings_*. If the login may not, it changes nothing and prints the
-statements that an administrator must run first.
+Migrate also creates the roles tidings_*. If the login may not create roles,
+migrate changes nothing and prints the statements that an administrator must run first.
 
-With --only outbox it makes the outbox alone, in a schema of your own database: its tables, and what
+With --only outbox it creates only the outbox, in a schema of your own database: its tables, and what
 a relay needs (docs/your-tables.md). Outside that schema only the roles are new. Every program then
 needs the schema in its connection string: DATABASE_URL=...?search_path=tidings.
 
 With --logins it then creates a login for each line of the file: NAME ROLE PASSWORD. The role is
 api, relay, consumer, reader, system, writer, upstream or serve (docs/security.md). An existing login gets the
-password, and this role as its only one. Logins that the file does not name remain unchanged.
+password, and this role as its only one. Logins that the file does not name stay unchanged.
 
-While a statement waits for a lock, all other users of the table wait behind that statement. So none
-waits longer than half a second. Migrate retries each second until it gets the lock or you press
-Ctrl-C, and logs the sessions that hold the lock.`,
+While a statement waits for a lock, all other users of the table wait behind it. So migrate waits
+for half a second at most, and then lets them go first. It retries each second until it gets the
+lock or you press Ctrl-C, and logs the sessions that hold the lock.`,
 		needs: needServers, json: oneObject,
 		check: func(s *session, _ []string) error {
 			switch {

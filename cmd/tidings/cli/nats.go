@@ -125,8 +125,8 @@ func (p Process) natsAccountCommand() *cobra.Command {
 	c := p.command(command{
 		use:   "account DIR",
 		short: "Create the operator and the accounts for NATS servers in operator mode, or add subscribers to them",
-		long: `Account makes the keys in DIR that do not exist yet, and writes DIR/nats-account.conf, a part of the
-servers' configuration: include it in nats.conf. DIR/subscribers has the subscribers, one per line.
+		long: `Account creates the keys that DIR lacks, and writes DIR/nats-account.conf, a part of the servers'
+configuration: include it in nats.conf. DIR/subscribers has the subscribers, one per line.
 To add one, use --subscriber or edit that file, run the command again, give the new
 nats-account.conf to all servers, and reload them (nats-server --signal reload). Then tidings nats
 creds signs credentials.
@@ -240,8 +240,7 @@ func (p Process) natsCredsCommand() *cobra.Command {
 		long: `Creds signs credentials with a key of the directory that tidings nats account made. They allow what
 the role needs and nothing else. A process reads them with NATS_CREDENTIALS=FILE and
 NATS_INBOX_PREFIX=_INBOX_USER, which the command prints. It reads the file at each connection, so
-replace the file before the credentials expire. tidings nats revoke ends them
-earlier.
+replace the file before the credentials expire. tidings nats revoke ends them earlier.
 
 The roles are relay, api, consumer (also for the archiver), operator (for the program tidings) and
 subscriber. A subscriber needs its --name, and its --tenant if it has one. DIR/subscribers says what
@@ -327,12 +326,12 @@ func (p Process) natsDurableCommand() *cobra.Command {
 		use:   "durable --name NAME",
 		short: "Create the durable consumers of a subscriber",
 		long: `Durable creates a subscriber's durable consumers: on each stream, and on the stream of its dead
-letters. A relay creates the same ones on the streams of a later resize. A subscriber's own login
-cannot do that, because the request names the subject to which NATS delivers. Consumers that exist
-get the settings and keep their positions. The command needs the login operator.
+letters. After a resize, a relay creates them on the new streams. A subscriber's own login cannot
+create them, because the request names the subject to which NATS delivers. Existing consumers get
+the settings and keep their positions. The command needs the login operator.
 
-For a subscriber of tenant 7 with the name mailer they are named t7_mailer. Without a tenant the
-name is that of subscribe.Handle: mailer-follow-created with --filter follow.created. Use the same
+The consumers of subscriber mailer of tenant 7 are named t7_mailer. Without a tenant they have the
+name that subscribe.Handle uses: mailer-follow-created with --filter follow.created. Use the same
 name, tenant and filter as in tidings nats users or tidings nats account.`,
 		example: `  tidings nats durable --name mailer --tenant 7 --filter follow.created`,
 		run: func(ctx context.Context, s *session, _ []string) (*report, error) {

@@ -27,9 +27,9 @@ func (p Process) natsRevokeCommand() *cobra.Command {
 DIR/nats-account.conf again, as tidings nats account does. Name the user by the credentials file, or
 by the public key that tidings nats creds printed.
 
-The servers learn of it when you give them the new nats-account.conf and reload them (nats-server
---signal reload). Then they close the user's connections and admit no new ones. Credentials that you
-sign afterwards have another key, so they are valid.`,
+The revocation takes effect when you give the servers the new nats-account.conf and reload them
+(nats-server --signal reload): they close the user's connections and admit no new ones. Credentials
+that you sign afterwards have another key, so they are valid.`,
 		example: `  tidings nats revoke --keys keys --creds mailer.creds`,
 		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
 			cfg, err := s.naming(ctx)

@@ -84,12 +84,12 @@ func (p Process) partitionsResizeCommand() *cobra.Command {
 		short: "Change the number of partitions",
 		long: `Resize replaces the open partitions by new ones, which share the slots evenly. The relays finish
 their current batches on the old streams, close these, and open the new ones. The consumers read
-each old stream to its end before they begin its successors. Writers do not wait, and no event
+each old stream to its end before they start its successors. Writers do not wait, and no event
 overtakes another of its aggregate. Old streams remain until you remove them.
 
 The number of partitions is 1, 2, 4, 8, 16 or 32. More partitions let more relays and more instances
-of a consumer work at once. You cannot take a resize back, and a second one cannot begin before the
-first has ended.`,
+of a consumer work at once. You cannot undo a resize, and the next one cannot start before it has
+ended.`,
 		name: "partitions", needs: needAll | orOutbox, destructive: true,
 		check: func(*session, []string) error {
 			if to < 1 || to > 32 || to&(to-1) != 0 {

@@ -23,8 +23,8 @@ func (p Process) pauseCommand() *cobra.Command {
 		use:   "pause --consumer NAME",
 		short: "Pause a consumer",
 		long: `Within two seconds every instance of the consumer finishes its batch and applies no more events,
-also after a restart. No event is lost: the events wait on the stream, which keeps them for
-NATS_MAX_AGE. The consumer's lag grows, and its alert fires.`,
+even after a restart, until you run tidings resume. The events wait on the stream, so none is lost
+before NATS_MAX_AGE has passed. The consumer's lag grows, and its alert fires.`,
 		name: "pause", actor: &actor, reason: &reason,
 	}, true, func(ctx context.Context, s *session, consumer string) (changed bool, text string, err error) {
 		changed, err = consumers.Pause(ctx, s.Projections, consumer, consumers.Paused{Actor: actor, Reason: reason})

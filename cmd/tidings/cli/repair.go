@@ -24,17 +24,17 @@ func (p Process) repairStreamCommand() *cobra.Command {
 back from a backup or a snapshot, run tidings restore instead: it includes the repair.
 
 If a stream is gone, was recreated or lost its end, a new partition with a new stream replaces it.
-The relay first publishes the missing events there, in their order. The relay publishes events that
-are missing in the middle of a stream again at its end. It never publishes erased events again. A
-subscriber may see an event twice, with the same id and version. Tidings' own consumers continue by
-themselves.
+The relay first publishes the missing events there, in their order. Events that are missing in the
+middle of a stream are published again at its end, and erased events never. A subscriber may see an
+event twice, with the same id and version. Tidings' own consumers continue by themselves.
 
 A message without a row is a write that the database lost when it went back in time (a restore, a
-failover). tidings restore writes it again. Repair stops there, unless --delete-unknown lets it
-delete such messages. It does not undo their effect on the projections: run tidings verify --repair.
+failover). Repair refuses to go past it: tidings restore writes it again. With --delete-unknown
+repair deletes such messages instead, but does not undo their effect on the projections: run tidings
+verify --repair afterwards.
 
-Repair changes nothing on an intact stream. Relays may run meanwhile, but no other repair and no
-restore: a second one names the first, and ends with exit code 3. After an interruption, run it
+Repair changes nothing on an intact stream. Relays may run meanwhile, but no other repair or
+restore: the second one names the first, and exits with code 3. After an interruption, run it
 again. While a stream has no leader, repair does nothing: wait until the brokers have elected one.
 On a cluster it asks leaders of a damaged stream to step down, until a majority of the replicas has
 reported the loss.

@@ -19,12 +19,13 @@ import (
 const restoreHelp = `Run restore after you restored or lost databases or NATS, when servers, relays and consumers run
 again. Keep the API stopped until the command has finished. docs/backup.md has the steps before it.
 
-Restore writes lost writes of the truth again, from the streams and histories that still have them.
-It replaces every stream that is not empty with a new one, and publishes the missing events there.
+Restore brings back the writes that the truth lost, from the streams and histories that still have
+them. It replaces every stream that is not empty with a new one, and publishes the missing events there.
 It replays consumers that cannot continue, repeats the erasures since --since, repairs the
-projections, and verifies everything. Its login must own the tables, because it may replay. With
-exit code 3 a step did not finish within --wait, or another restore or repair is running, and the
-output names it. Then, and after any interruption, run the same command again: it continues.`
+projections, and verifies everything. Its login must own the tables, because it may replay. If a
+step does not finish within --wait, or another restore or repair is running, the exit code is 3 and
+the output names the cause. After that, and after any interruption, run the command again: it
+continues.`
 
 func (p Process) restoreCommand() *cobra.Command {
 	var (

@@ -22,7 +22,7 @@ func (p Process) serveCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "serve [PART...]",
 		Short: "Run the parts in one process, on your PostgreSQL and NATS",
-		Long: `Serve runs the named parts in one process, or all without names, until SIGTERM:
+		Long: `Serve runs the parts that you name in one process, until SIGTERM. Without names it runs all parts:
 - api: the HTTP API, and with CONSOLE=true the console.
 - relay: publishes the outbox.
 - followercounts, threadcache, archiver: the consumers of edges, of children and of histories.

@@ -21,11 +21,11 @@ func (p Process) statusCommand() *cobra.Command {
 		use:   "status",
 		short: "Show lags, dead letters, partitions, leases and blocked sessions",
 		long: `Status shows lags, dead letters, partitions, leases and blocked sessions. While a stream has no
-leader, it retries for some seconds, as long as an election takes, and then shows the rest. If
-PostgreSQL or NATS is unavailable, it names that server, shows the state of the other one, and ends
-with exit code 3. If another session locks a table for 2 s, it names that session, shows the rest,
-and ends with exit code 3 too, as it does if relays refuse a stream. With --watch it refreshes each
-second, with the rates of published and applied events.`,
+leader, it retries for some seconds, as long as an election takes, and then shows the rest.
+
+The exit code is 3 if something is missing or wrong: PostgreSQL or NATS is unavailable, another
+session locks a table for 2 s, or relays refuse a stream. Status then names the cause and shows the
+rest. With --watch it refreshes each second, with the rates of published and applied events.`,
 		needs: needServers, json: oneObject + ", with --watch one per second",
 		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
 			if watch {

@@ -215,7 +215,7 @@ func (p Process) tokenListCommand() *cobra.Command {
 		within time.Duration
 	)
 	c := p.command(command{
-		use: "list", short: "List all tokens, former ones too, by their fingerprints",
+		use: "list", short: "List all tokens, also revoked and expired ones, by their fingerprints",
 		name: "token", needs: needTruth, json: onePer("token"),
 		check: func(*session, []string) error {
 			if tenant < 0 || within < 0 || tenant > 0 && system {
@@ -382,7 +382,7 @@ func (p Process) tokenRevokeCommand() *cobra.Command {
 	)
 	c := p.command(command{
 		use:   "revoke {--tenant T | --system} --name NAME",
-		short: "Revoke every token of a name, and what they made: every API process refuses them within a second",
+		short: "Revoke every token of a name, and the tokens that they created: every API process refuses them within a second",
 		name:  "token", needs: needTruth, json: oneObject, destructive: true,
 		check: func(*session, []string) error {
 			t.TenantID = whose.tenant

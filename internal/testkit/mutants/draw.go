@@ -239,7 +239,7 @@ func sqlEdits(text string, offset int) (all []Drawn) {
 		switch w := word(i); {
 		case strings.HasPrefix(w, "FOR "):
 			all = append(all, Drawn{Kind: "sql", Before: w, offset: offset + tokens[i][0]})
-		case w == "WHERE" || w == "AND" && !between(tokens, word, i):
+		case w == "WHERE" || w == "AND" && !between(word, i):
 			end := conditionEnd(tokens, word, i+1)
 			if end <= i+1 || strings.Contains("<>=+-|(*/,.", word(end-1)) || slices.Contains(sqlEnds, word(end-1)) {
 				continue // the rest is in another string
@@ -275,7 +275,7 @@ func conditionEnd(tokens [][]int, word func(int) string, i int) int {
 }
 
 // between reports whether the AND at token i is that of a BETWEEN.
-func between(tokens [][]int, word func(int) string, i int) bool {
+func between(word func(int) string, i int) bool {
 	depth := 0
 	for i--; i >= 0; i-- {
 		switch w := word(i); {

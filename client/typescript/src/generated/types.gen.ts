@@ -3784,7 +3784,7 @@ export type ExportCommentLikesErrors = {
      */
     408: Problem;
     /**
-     * `export-outdated`: The export no longer joins the streams, because an erasure began or a stream dropped messages; begin again without a cursor.
+     * `export-outdated`: The export no longer joins the streams, because an erasure began or a stream dropped messages; start again without a cursor.
      */
     410: Problem;
     /**
@@ -3806,7 +3806,7 @@ export type ExportCommentLikesErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
-     * `erasure-unfinished`: An erasure of the tenant has not finished; retry the export of these edges after it.
+     * `erasure-unfinished`: An erasure in the tenant has not finished; retry the export of these edges afterwards.
      */
     503: Problem;
 };
@@ -3898,7 +3898,7 @@ export type DeleteCommentErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
-     * `thread-returning`: The thread is long and still returns from the shelf; retry.
+     * `thread-returning`: The thread is long and is still returning from the archive; retry.
      */
     503: Problem;
 };
@@ -4069,7 +4069,7 @@ export type EditCommentErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
-     * `thread-returning`: The thread is long and still returns from the shelf; retry.
+     * `thread-returning`: The thread is long and is still returning from the archive; retry.
      */
     503: Problem;
 };
@@ -4316,7 +4316,7 @@ export type ModerateCommentErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
-     * `thread-returning`: The thread is long and still returns from the shelf; retry.
+     * `thread-returning`: The thread is long and is still returning from the archive; retry.
      */
     503: Problem;
 };
@@ -4910,7 +4910,7 @@ export type ExportCommentsErrors = {
      */
     408: Problem;
     /**
-     * `export-outdated`: The export no longer joins the streams, because an erasure began or a stream dropped messages; begin again without a cursor.
+     * `export-outdated`: The export no longer joins the streams, because an erasure began or a stream dropped messages; start again without a cursor.
      */
     410: Problem;
     /**
@@ -4932,7 +4932,7 @@ export type ExportCommentsErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
-     * `erasure-unfinished`: An erasure of the tenant has not finished; retry the export of these edges after it.
+     * `erasure-unfinished`: An erasure in the tenant has not finished; retry the export of these edges afterwards.
      */
     503: Problem;
 };
@@ -5190,7 +5190,7 @@ export type CreateMessageErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
-     * `thread-returning`: The thread is long and still returns from the shelf; retry.
+     * `thread-returning`: The thread is long and is still returning from the archive; retry.
      */
     503: Problem;
 };
@@ -6164,7 +6164,7 @@ export type ExportFollowsErrors = {
      */
     408: Problem;
     /**
-     * `export-outdated`: The export no longer joins the streams, because an erasure began or a stream dropped messages; begin again without a cursor.
+     * `export-outdated`: The export no longer joins the streams, because an erasure began or a stream dropped messages; start again without a cursor.
      */
     410: Problem;
     /**
@@ -6186,7 +6186,7 @@ export type ExportFollowsErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
-     * `erasure-unfinished`: An erasure of the tenant has not finished; retry the export of these edges after it.
+     * `erasure-unfinished`: An erasure in the tenant has not finished; retry the export of these edges afterwards.
      */
     503: Problem;
 };
@@ -7145,7 +7145,7 @@ export type ExportLikesErrors = {
      */
     408: Problem;
     /**
-     * `export-outdated`: The export no longer joins the streams, because an erasure began or a stream dropped messages; begin again without a cursor.
+     * `export-outdated`: The export no longer joins the streams, because an erasure began or a stream dropped messages; start again without a cursor.
      */
     410: Problem;
     /**
@@ -7167,7 +7167,7 @@ export type ExportLikesErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
-     * `erasure-unfinished`: An erasure of the tenant has not finished; retry the export of these edges after it.
+     * `erasure-unfinished`: An erasure in the tenant has not finished; retry the export of these edges afterwards.
      */
     503: Problem;
 };
@@ -7820,7 +7820,7 @@ export type ExportMembershipsErrors = {
      */
     408: Problem;
     /**
-     * `export-outdated`: The export no longer joins the streams, because an erasure began or a stream dropped messages; begin again without a cursor.
+     * `export-outdated`: The export no longer joins the streams, because an erasure began or a stream dropped messages; start again without a cursor.
      */
     410: Problem;
     /**
@@ -7842,7 +7842,7 @@ export type ExportMembershipsErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
-     * `erasure-unfinished`: An erasure of the tenant has not finished; retry the export of these edges after it.
+     * `erasure-unfinished`: An erasure in the tenant has not finished; retry the export of these edges afterwards.
      */
     503: Problem;
 };
@@ -7934,7 +7934,7 @@ export type DeleteMessageErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
-     * `thread-returning`: The thread is long and still returns from the shelf; retry.
+     * `thread-returning`: The thread is long and is still returning from the archive; retry.
      */
     503: Problem;
 };
@@ -8105,7 +8105,7 @@ export type EditMessageErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
-     * `thread-returning`: The thread is long and still returns from the shelf; retry.
+     * `thread-returning`: The thread is long and is still returning from the archive; retry.
      */
     503: Problem;
 };
@@ -8202,7 +8202,7 @@ export type ModerateMessageErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
-     * `thread-returning`: The thread is long and still returns from the shelf; retry.
+     * `thread-returning`: The thread is long and is still returning from the archive; retry.
      */
     503: Problem;
 };
@@ -8412,7 +8412,7 @@ export type ExportMessagesErrors = {
      */
     408: Problem;
     /**
-     * `export-outdated`: The export no longer joins the streams, because an erasure began or a stream dropped messages; begin again without a cursor.
+     * `export-outdated`: The export no longer joins the streams, because an erasure began or a stream dropped messages; start again without a cursor.
      */
     410: Problem;
     /**
@@ -8434,7 +8434,7 @@ export type ExportMessagesErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
-     * `erasure-unfinished`: An erasure of the tenant has not finished; retry the export of these edges after it.
+     * `erasure-unfinished`: An erasure in the tenant has not finished; retry the export of these edges afterwards.
      */
     503: Problem;
 };
@@ -9189,7 +9189,7 @@ export type CreateCommentErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
-     * `thread-returning`: The thread is long and still returns from the shelf; retry.
+     * `thread-returning`: The thread is long and is still returning from the archive; retry.
      */
     503: Problem;
 };
@@ -10366,7 +10366,7 @@ export type CreateReviewErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
-     * `thread-returning`: The thread is long and still returns from the shelf; retry.
+     * `thread-returning`: The thread is long and is still returning from the archive; retry.
      */
     503: Problem;
 };
@@ -10841,7 +10841,7 @@ export type DeleteReviewErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
-     * `thread-returning`: The thread is long and still returns from the shelf; retry.
+     * `thread-returning`: The thread is long and is still returning from the archive; retry.
      */
     503: Problem;
 };
@@ -11012,7 +11012,7 @@ export type EditReviewErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
-     * `thread-returning`: The thread is long and still returns from the shelf; retry.
+     * `thread-returning`: The thread is long and is still returning from the archive; retry.
      */
     503: Problem;
 };
@@ -11109,7 +11109,7 @@ export type ModerateReviewErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
-     * `thread-returning`: The thread is long and still returns from the shelf; retry.
+     * `thread-returning`: The thread is long and is still returning from the archive; retry.
      */
     503: Problem;
 };
@@ -11319,7 +11319,7 @@ export type ExportReviewsErrors = {
      */
     408: Problem;
     /**
-     * `export-outdated`: The export no longer joins the streams, because an erasure began or a stream dropped messages; begin again without a cursor.
+     * `export-outdated`: The export no longer joins the streams, because an erasure began or a stream dropped messages; start again without a cursor.
      */
     410: Problem;
     /**
@@ -11341,7 +11341,7 @@ export type ExportReviewsErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
-     * `erasure-unfinished`: An erasure of the tenant has not finished; retry the export of these edges after it.
+     * `erasure-unfinished`: An erasure in the tenant has not finished; retry the export of these edges afterwards.
      */
     503: Problem;
 };
@@ -11862,7 +11862,7 @@ export type ExportSharesErrors = {
      */
     408: Problem;
     /**
-     * `export-outdated`: The export no longer joins the streams, because an erasure began or a stream dropped messages; begin again without a cursor.
+     * `export-outdated`: The export no longer joins the streams, because an erasure began or a stream dropped messages; start again without a cursor.
      */
     410: Problem;
     /**
@@ -11884,7 +11884,7 @@ export type ExportSharesErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
-     * `erasure-unfinished`: An erasure of the tenant has not finished; retry the export of these edges after it.
+     * `erasure-unfinished`: An erasure in the tenant has not finished; retry the export of these edges afterwards.
      */
     503: Problem;
 };
@@ -11940,7 +11940,7 @@ export type ExportThreadsErrors = {
      */
     408: Problem;
     /**
-     * `export-outdated`: The export no longer joins the streams, because an erasure began or a stream dropped messages; begin again without a cursor.
+     * `export-outdated`: The export no longer joins the streams, because an erasure began or a stream dropped messages; start again without a cursor.
      */
     410: Problem;
     /**
@@ -11962,7 +11962,7 @@ export type ExportThreadsErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
-     * `erasure-unfinished`: An erasure of the tenant has not finished; retry the export of these edges after it.
+     * `erasure-unfinished`: An erasure in the tenant has not finished; retry the export of these edges afterwards.
      */
     503: Problem;
 };
@@ -13795,7 +13795,7 @@ export type ExportVotesErrors = {
      */
     408: Problem;
     /**
-     * `export-outdated`: The export no longer joins the streams, because an erasure began or a stream dropped messages; begin again without a cursor.
+     * `export-outdated`: The export no longer joins the streams, because an erasure began or a stream dropped messages; start again without a cursor.
      */
     410: Problem;
     /**
@@ -13817,7 +13817,7 @@ export type ExportVotesErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
-     * `erasure-unfinished`: An erasure of the tenant has not finished; retry the export of these edges after it.
+     * `erasure-unfinished`: An erasure in the tenant has not finished; retry the export of these edges afterwards.
      */
     503: Problem;
 };
