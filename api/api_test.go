@@ -1048,6 +1048,9 @@ func TestMetricsAndRequestIDs(t *testing.T) {
 			t.Errorf("%s is %v (%t), want %v", name, got, ok, want)
 		}
 	}
+	if n, p99 := f.Handler.(*api.Handler).Traffic(); n != 4 || p99 <= 0 {
+		t.Errorf("the traffic is %d requests, p99 %s; want 4 requests", n, p99)
+	}
 }
 
 func TestADatabaseThatIsAwayIsA503(t *testing.T) {

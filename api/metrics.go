@@ -20,6 +20,7 @@ type metrics struct {
 	limited    *prometheus.CounterVec
 	operations *prometheus.CounterVec
 	shed       *prometheus.CounterVec
+	traffic    traffic
 }
 
 func newMetrics(reg prometheus.Registerer, truth *store.Store, consumers []string) *metrics {
@@ -105,6 +106,7 @@ func (m *metrics) observe(ctx context.Context, route, method string, status int,
 	method = label(method)
 	m.requests.WithLabelValues(route, method, strconv.Itoa(status)).Inc()
 	tracing.Observe(ctx, m.seconds.WithLabelValues(route, method), took.Seconds())
+	m.traffic.add(took)
 }
 
 // label returns the method for metrics and traces. A client may send any method, so unknown ones

@@ -101,6 +101,9 @@ type Handler struct {
 	Look func(context.Context) error
 	// Run calls Look once a second until ctx ends, and returns nil.
 	Run func(context.Context) error
+	// Traffic returns how many requests this process has answered, and the duration that 99 of 100
+	// of them did not exceed since the last call; 0 without a request. One caller may call it.
+	Traffic func() (requests int64, p99 time.Duration)
 }
 
 // New returns the API. It starts nothing and connects to nothing.
@@ -140,7 +143,8 @@ func New(cfg Config, deps Deps) (*Handler, error) {
 	if err := s.router.build(deps.Kinds.Now()); err != nil {
 		return nil, err
 	}
-	return &Handler{Handler: s.router, Ready: s.gate.ready, Look: s.freshness.sample, Run: s.freshness.run}, nil
+	return &Handler{Handler: s.router, Ready: s.gate.ready, Look: s.freshness.sample, Run: s.freshness.run,
+		Traffic: s.metrics.traffic.sample}, nil
 }
 
 // quarter returns a quarter of a pool's connections. It bounds slow work for one caller, so that

@@ -42,6 +42,8 @@ func browserPages(h *harness) []browserPage {
 	return []browserPage{
 		{path: "/console/", says: "Overview", who: h.Tokens.Admin},
 		{path: "/console/", says: "Overview", who: h.Tokens.TenantReader},
+		{path: "/console/day", says: "Pending messages", who: h.Tokens.Reader},
+		{path: "/console/day?range=24h", says: "Pending messages", who: h.Tokens.Reader},
 		{path: "/console/partitions", says: "stuck", who: h.Tokens.Reader},
 		{path: "/console/consumers", says: "followercounts", who: h.Tokens.Admin},
 		{path: "/console/act/consumer.pause?consumer=archiver", says: "Reason", who: h.Tokens.Admin},

@@ -18,9 +18,11 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/internal/daemon"
 	bounds "github.com/tidings/tidings/internal/shares"
 	"github.com/tidings/tidings/internal/tokens"
 	"github.com/tidings/tidings/ops/letters"
+	"github.com/tidings/tidings/ops/samples"
 	"github.com/tidings/tidings/ops/status"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/store"
@@ -50,6 +52,7 @@ type Console struct {
 	live      *hub
 	streams   *bounds.Pool // of live pages
 	observer  *observer
+	day       *samples.Day
 	jobs      chan func(context.Context)
 	mu        sync.Mutex
 	running   map[actKey]*doing
@@ -82,7 +85,7 @@ func New(cfg Config, deps Deps) (*Console, error) {
 	for _, p := range deps.Fleet {
 		src.Consumers = append(src.Consumers, p.Name())
 	}
-	c.observer = newObserver(src)
+	c.observer, c.day = newObserver(src), samples.NewDay(deps.Truth)
 	if err := c.parse(); err != nil {
 		return nil, err
 	}
@@ -191,9 +194,9 @@ func (c *Console) Front(next http.Handler) http.Handler {
 	})
 }
 
-// Run reads live pages while somebody watches them, and does the acts, until ctx ends. Then it ends
-// the streams, cancels the context of acts in progress, and returns nil when they have ended. On a
-// nil Console it returns at once.
+// Run samples the last day, reads live pages while somebody watches them, and does the acts, until
+// ctx ends. Then it ends the streams, cancels the context of acts in progress, and returns nil when
+// they have ended. On a nil Console it returns at once.
 func (c *Console) Run(ctx context.Context) error {
 	if c == nil {
 		return nil
@@ -202,6 +205,10 @@ func (c *Console) Run(ctx context.Context) error {
 	g.Go(func() error { c.live.run(ctx); return nil })
 	g.Go(func() error { return c.desk.Run(ctx) })
 	g.Go(func() error { c.observer.run(ctx); return nil })
+	g.Go(func() error {
+		return samples.Sampler{Pool: c.deps.Truth, Source: samples.Installation, Version: daemon.Version(), Read: c.sample,
+			Log: c.log}.Run(ctx)
+	})
 	g.Go(func() error {
 		for {
 			select {

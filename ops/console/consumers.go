@@ -6,7 +6,6 @@ import (
 	"net/url"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/google/uuid"
 
@@ -15,6 +14,7 @@ import (
 	"github.com/tidings/tidings/internal/words"
 	"github.com/tidings/tidings/ops/audit"
 	"github.com/tidings/tidings/ops/doctor"
+	"github.com/tidings/tidings/ops/samples"
 	"github.com/tidings/tidings/ops/status"
 	"github.com/tidings/tidings/ops/verify"
 	"github.com/tidings/tidings/projections"
@@ -38,10 +38,10 @@ type external struct {
 type consumerRow struct {
 	status.Consumer
 	Holders     []string
-	Remedy      string // the command that lets a consumer with lost events continue
-	Line        string // points of a polyline in lineWidth x lineHeight; empty: fewer than two points
-	Most        int64  // largest lag of the line, in messages
-	Since       time.Time
+	Remedy      string   // the command that lets a consumer with lost events continue
+	Line        []string // polylines of the last hour, in lineWidth x lineHeight
+	Most        int64    // the largest value of the line, in messages
+	Trend       samples.Trend
 	Level, Says string
 	Unpublished bool                    // the outbox keeps events back, so AsOf is old
 	Drift       *projections.Comparison // the consumer's own comparison; nil: none yet
@@ -82,7 +82,10 @@ func (c *Console) consumersData(ctx context.Context, _ *view) (any, error) {
 		}
 		p.External = append(p.External, external{d, level})
 	}
-	verified := map[string]audit.Act{}
+	if err := c.refreshDay(ctx, now.State); err != nil {
+		return nil, err
+	}
+	hour, verified := c.lastHour(), map[string]audit.Act{}
 	if !now.State.IsUnavailable(status.ServerTruth) {
 		if verified, err = audit.Last(ctx, c.deps.Truth, actVerify, c.observer.src.Consumers); err != nil {
 			return nil, err
@@ -124,7 +127,9 @@ func (c *Console) consumersData(ctx context.Context, _ *view) (any, error) {
 		case k.Seconds > doctor.LateSeconds:
 			row.Says = "late"
 		}
-		row.draw(c.observer.line(k.Consumer))
+		row.Trend = c.day.Trend(k.Consumer)
+		line := c.day.Largest(samples.Behind+k.Consumer, hour)
+		row.Line, row.Most = spark(line, plot{0, 2, lineWidth, lineHeight - 4}), int64(largest(line))
 		p.Rows = append(p.Rows, row)
 	}
 	return p, nil
@@ -145,23 +150,8 @@ func (c *Console) underway(act, target string) *underway {
 	return nil
 }
 
-// draw draws the lag over time as a polyline.
-func (r *consumerRow) draw(line []point) {
-	if len(line) < 2 {
-		return
-	}
-	first, last := line[0].at, line[len(line)-1].at
-	for _, p := range line {
-		r.Most = max(r.Most, p.lag)
-	}
-	var b strings.Builder
-	for _, p := range line {
-		x := float64(lineWidth) * float64(p.at.Sub(first)) / float64(last.Sub(first))
-		y := float64(lineHeight-2) - float64(lineHeight-4)*float64(p.lag)/float64(max(r.Most, 1))
-		fmt.Fprintf(&b, "%.1f,%.1f ", x, y)
-	}
-	r.Line, r.Since = strings.TrimSpace(b.String()), first
-}
+// Grows describes how the lag changes.
+func (r consumerRow) Grows() string { return r.Trend.Says(r.Messages, age) }
 
 // consumerOf returns the consumer that the form names.
 func (c *Console) consumerOf(in url.Values) (projections.Projection, error) {

@@ -94,7 +94,8 @@ const operation8 = "00000000-0000-4000-8000-000000000008"
 // pages returns queries that try to read tenant 8, for every page of the registry.
 func (e eight) pages() map[string][]string {
 	return map[string][]string{
-		"/console/": {""}, "/console/kinds": {""}, "/console/doctor": {""}, "/console/partitions": {""}, "/console/consumers": {""},
+		"/console/day": {""},
+		"/console/":    {""}, "/console/kinds": {""}, "/console/doctor": {""}, "/console/partitions": {""}, "/console/consumers": {""},
 		"/console/archive": {""}, "/console/erasure": {""},
 		"/console/event": {"q=" + e.event + "&payload=show", fmt.Sprintf("q=%d&payload=show", e.outbox), "q=comment/88",
 			"type=created", fmt.Sprintf("q=%d&payload=show", letter8)},
@@ -166,7 +167,8 @@ func TestATenantSeesAndChangesNothingOfAnother(t *testing.T) {
 	readers := map[string]*reader{"a reader": d.signIn(t, d.Tokens.TenantReader), "a moderator": d.signIn(t, d.Tokens.TenantModerator),
 		"an admin": d.signIn(t, d.Tokens.TenantAdmin)}
 	pages := e.pages()
-	nothing := []string{"/console/", "/console/kinds", "/console/doctor", "/console/partitions"} // these pages show no rows of a tenant
+	// These pages show no rows of a tenant.
+	nothing := []string{"/console/", "/console/day", "/console/kinds", "/console/doctor", "/console/partitions"}
 	for _, p := range d.console.Pages() {
 		queries, ok := pages[p.Path]
 		if !ok {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/tidings/tidings/internal/words"
 	"github.com/tidings/tidings/ops/doctor"
+	"github.com/tidings/tidings/ops/samples"
 	"github.com/tidings/tidings/ops/status"
 )
 
@@ -18,17 +19,22 @@ type overviewPage struct {
 	Width     int
 	Height    int
 	Says      string // the picture in words
+
+	day  *samples.Day
+	hour samples.Window
 }
 
 // box is a part of the system in the picture.
 type box struct {
 	X, Y, W, H           int
 	Title, Value, Detail string
-	Level                string // ok, warn or bad
-	URL                  string // of the page that shows more
+	Level                string   // ok, warn or bad
+	URL                  string   // of the page that shows more
+	Line                 []string // polylines of the last hour
 }
 
-// MidX is the horizontal center of the box's text. Y1 to Y3 are the baselines of its three lines.
+// MidX is the horizontal center of the box's text. Y1 to Y3 are the baselines of its three lines of
+// text.
 func (b box) MidX() int { return b.X + b.W/2 }
 func (b box) Y1() int   { return b.Y + 24 }
 func (b box) Y2() int   { return b.Y + 48 }
@@ -38,9 +44,9 @@ type arrow struct{ X1, Y1, X2, Y2 int }
 
 const (
 	boxWidth  = 184
-	boxHeight = 84
+	boxHeight = 112
 	boxGap    = 36
-	boxRow    = 100
+	boxRow    = 128
 	boxRunes  = 24 // of a line, in a wide font
 )
 
@@ -60,7 +66,10 @@ func (c *Console) overviewData(ctx context.Context, v *view) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := overviewPage{observed: now}
+	if err := c.refreshDay(ctx, now.State); err != nil {
+		return nil, err
+	}
+	p := overviewPage{observed: now, day: c.day, hour: c.lastHour()}
 	p.draw()
 	return p, nil
 }
@@ -71,7 +80,7 @@ func (p *overviewPage) draw() {
 	height := max(1, len(p.State.Consumers)) * boxRow
 	middle := (height-boxRow)/2 + 8
 	for i, b := range []box{p.apiBox(), p.outboxBox(), p.relayBox(), p.streamsBox()} {
-		b.X, b.Y, b.W, b.H = i*(boxWidth+boxGap)+2, middle, boxWidth, boxHeight
+		p.place(&b, i*(boxWidth+boxGap)+2, middle, [...]string{samples.Written, samples.Pending, samples.Published, samples.Stored}[i])
 		if i > 0 {
 			p.Arrows = append(p.Arrows, arrow{p.Boxes[i-1].X + boxWidth, middle + boxHeight/2, b.X - 2, middle + boxHeight/2})
 		}
@@ -83,7 +92,10 @@ func (p *overviewPage) draw() {
 		if p.Rates != nil && k.Unknown == "" && k.Paused == nil {
 			b.Detail = fmt.Sprintf("%.0f/s", p.Rates.Applied[k.Consumer])
 		}
-		b.X, b.Y, b.W, b.H = from.X+boxWidth+boxGap, i*boxRow+8, boxWidth, boxHeight
+		if grows := (consumerRow{Consumer: k, Trend: p.day.Trend(k.Consumer)}).Grows(); grows != "" {
+			b.Detail = grows
+		}
+		p.place(&b, from.X+boxWidth+boxGap, i*boxRow+8, samples.Behind+k.Consumer)
 		p.Boxes = append(p.Boxes, b)
 		p.Arrows = append(p.Arrows, arrow{from.X + boxWidth, from.Y + boxHeight/2, b.X - 2, b.Y + boxHeight/2})
 	}
@@ -93,6 +105,16 @@ func (p *overviewPage) draw() {
 		says = append(says, strings.TrimSpace(b.Title+": "+b.Value+" "+b.Detail))
 	}
 	p.Says = strings.Join(says, "; ")
+}
+
+// place sets the place of a box, and its line.
+func (p *overviewPage) place(b *box, x, y int, figure string) {
+	b.X, b.Y, b.W, b.H = x, y, boxWidth, boxHeight
+	values := p.day.Largest(figure, p.hour)
+	if figure == samples.Written || figure == samples.Published {
+		values = p.day.Rates(figure, p.hour)
+	}
+	b.Line = spark(values, plot{float64(x + 10), float64(y + 80), boxWidth - 20, boxHeight - 88})
 }
 
 func (p *overviewPage) apiBox() box {

@@ -17,6 +17,7 @@ const (
 func (c *Console) allPages() []*page {
 	return []*page{
 		{path: "", title: "Overview", key: "o", group: groupSee, live: true, data: c.overviewData},
+		{path: "day", title: "Last day", key: "y", group: groupSee, system: true, live: true, data: c.dayData},
 		{path: "event", title: "Event", key: "e", group: groupSee, tenant: true, data: c.eventData},
 		{path: "dead-letters", title: "Dead letters", key: "l", group: groupRepair, tenant: true, data: c.deadGroupsData},
 		{path: "dead-letters/letters", title: "Dead letters", tenant: true, data: c.deadLettersData},

@@ -201,7 +201,7 @@ func (s *site) pictures(b *browser) {
 		{path: "/console/partitions", says: "open", shot: "console-partitions"},
 		{path: "/console/moderation?tenant=1", says: "version", shot: "console-moderation"},
 		{path: fmt.Sprintf("/console/inspect?tenant=1&kind=comment&id=%s", object), says: "same", shot: "console-inspector"},
-		{path: "/console/consumers", says: "Lag since", shot: "console-consumers"},
+		{path: "/console/consumers", says: "Lag in the last hour", shot: "console-consumers"},
 	} {
 		b.open(p.path)
 		b.waits(p.says)

@@ -14,9 +14,8 @@ import (
 
 const (
 	stateFor    = time.Second      // all readers within it share one reading
-	sampleEvery = 5 * time.Second  // one point of a line
-	sampleKept  = 720              // points: one hour
-	sampleAfter = time.Hour        // without a reader for so long, sampling stops
+	evaluate    = 5 * time.Second  // between two evaluations of the health
+	idleAfter   = time.Hour        // without a reader for so long, nobody evaluates it
 	ratesWithin = 30 * time.Second // readings further apart give no current rate
 	probeEvery  = time.Minute      // between two checks of the rules that ask the servers
 	probeFor    = 5 * time.Second  // limit for one such check
@@ -62,8 +61,7 @@ func (o *observed) level(places ...string) string {
 	return level
 }
 
-// observer reads the installation at most once per stateFor, and keeps the lag of each consumer
-// over time.
+// observer reads the installation at most once per stateFor.
 type observer struct {
 	src status.Sources
 
@@ -73,21 +71,13 @@ type observer struct {
 	last    *observed
 	looked  time.Time
 	probed  probed
-	lines   map[string][]point   // by consumer name
 	shown   *observed            // the last one with findings
 	since   map[string]time.Time // when a reading first had a finding; zero: the first reading had it
 	wanted  chan struct{}        // a page has no health to show
 }
 
-// point is a consumer's lag at one moment.
-type point struct {
-	at  time.Time
-	lag int64
-}
-
 func newObserver(src status.Sources) *observer {
-	return &observer{src: src, busy: make(chan struct{}, 1), probing: make(chan struct{}, 1), lines: make(map[string][]point),
-		wanted: make(chan struct{}, 1)}
+	return &observer{src: src, busy: make(chan struct{}, 1), probing: make(chan struct{}, 1), wanted: make(chan struct{}, 1)}
 }
 
 // state returns a reading of the installation that is at most stateFor old, with the findings
@@ -255,28 +245,12 @@ func (o *observer) read(ctx context.Context, since time.Time) (*observed, error)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.last = now
-	for _, c := range now.State.Consumers {
-		line := o.lines[c.Consumer]
-		if c.Unknown != "" || len(line) > 0 && now.At.Sub(line[len(line)-1].at) < sampleEvery {
-			continue
-		}
-		line = append(line, point{now.At, c.Messages})
-		o.lines[c.Consumer] = line[max(0, len(line)-sampleKept):]
-	}
 	return now, nil
 }
 
-// line returns the lag of the consumer over time, oldest point first.
-func (o *observer) line(consumer string) []point {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return slices.Clone(o.lines[consumer])
-}
-
-// run samples the lag of consumers and the health until sampleAfter has passed without a reader. A
-// failed reading leaves a gap in the lines.
+// run evaluates the health, until idleAfter has passed without a reader.
 func (o *observer) run(ctx context.Context) {
-	tick := time.NewTicker(sampleEvery)
+	tick := time.NewTicker(evaluate)
 	defer tick.Stop()
 	for {
 		select {
@@ -286,7 +260,7 @@ func (o *observer) run(ctx context.Context) {
 			return
 		}
 		o.mu.Lock()
-		idle := time.Since(o.looked) > sampleAfter
+		idle := time.Since(o.looked) > idleAfter
 		o.mu.Unlock()
 		if !idle {
 			rctx, cancel := context.WithTimeout(ctx, pageTimeout)

@@ -122,6 +122,7 @@ func (cfg apiConfig) serve(ctx context.Context, h daemon.Host, l net.Listener) e
 		}
 		g.Go(func() error { return a.kinds.Run(ctx) })
 		g.Go(func() error { return a.handler.Run(serving) })
+		g.Go(func() error { return a.sampler(truth).Run(serving) })
 		g.Go(func() error { return see.Run(serving) })
 		log := log.With("component", apiName)
 		served := http.Handler(a.handler)

@@ -92,6 +92,11 @@ func TestRunAnswersUntilItIsStopped(t *testing.T) {
 	if !strings.Contains(string(body), "\ntidings_nats_credentials_expires_timestamp_seconds ") {
 		t.Error("the metrics lack the expiry of the credentials")
 	}
+	pool := db.Pool(t, postgres.RoleReader)
+	testkit.Eventually(t, "a sample of the API's requests", func() (sampled bool, err error) {
+		return sampled, pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM samples WHERE source LIKE 'api-%' AND version <> ''
+			AND figures ? 'requests')`).Scan(&sampled)
+	})
 	stop()
 	select {
 	case err := <-done:

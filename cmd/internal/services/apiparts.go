@@ -15,11 +15,14 @@ import (
 	"github.com/tidings/tidings/cmd/internal/heads"
 	"github.com/tidings/tidings/event/contracts"
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/daemon"
+	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/kinds/catalog"
 	"github.com/tidings/tidings/kinds/declared"
 	"github.com/tidings/tidings/kinds/upstreams"
 	"github.com/tidings/tidings/ops/console"
+	"github.com/tidings/tidings/ops/samples"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/store"
 )
@@ -61,6 +64,19 @@ func (a *apiParts) load(ctx context.Context) error {
 // listen renews cached pages as the streams store events, until ctx ends.
 func (a *apiParts) listen(ctx context.Context) error {
 	return broker.Listen(ctx, a.nc, a.broker, a.pages, a.log)
+}
+
+// sampler samples the requests of this process for the console.
+func (a *apiParts) sampler(truth *pgxpool.Pool) samples.Sampler {
+	return samples.Sampler{Pool: truth, Source: lease.Owner(apiName), Version: daemon.Version(), Log: a.log,
+		Read: func(context.Context) (map[string]float64, error) {
+			requests, p99 := a.handler.Traffic()
+			figures := map[string]float64{samples.Requests: float64(requests)}
+			if p99 > 0 {
+				figures[samples.P99] = p99.Seconds()
+			}
+			return figures, nil
+		}}
 }
 
 // openConsole returns a console beside the API, and a function that closes its pools. The console
