@@ -95,13 +95,15 @@ func (s *subscriber) newBootstrap(ctx, handling context.Context, first broker.St
 	if s.Bootstrap == nil {
 		return nil, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, s.Broker.Timeout)
-	defer cancel()
-	kv, err := broker.DeclareBootstraps(ctx, s.js, s.Broker, first)
-	if err != nil {
+	b := &bootstrap{subscriber: s, handling: handling, owner: rand.Text()}
+	if _, err := b.exists(ctx); errors.Is(err, ErrOption) { // its credentials may not create the bucket
 		return nil, err
 	}
-	return &bootstrap{subscriber: s, kv: kv, handling: handling, owner: rand.Text()}, nil
+	ctx, cancel := context.WithTimeout(ctx, s.Broker.Timeout)
+	defer cancel()
+	var err error
+	b.kv, err = broker.DeclareBootstraps(ctx, s.js, s.Broker, first)
+	return b, err
 }
 
 // run reads exports whenever the record says so, until ctx ends.

@@ -84,6 +84,16 @@ func (x *exporting) created() (all []string) {
 	return all
 }
 
+// statesOf returns how many states an instance has handled.
+func (x *exporting) statesOf(by string) (n int) {
+	for _, s := range x.calls(subscribe.Snapshot) {
+		if s.By == by {
+			n++
+		}
+	}
+	return n
+}
+
 // TestAHandlerKilledAtAnyStepOfItsExportsLosesNothing has states whose events expired, events that
 // only the streams have, and a resize between the death and the next instance.
 func TestAHandlerKilledAtAnyStepOfItsExportsLosesNothing(t *testing.T) {
@@ -133,7 +143,7 @@ func TestAFrozenExporterThawsWithoutHarm(t *testing.T) {
 			x.exported()
 			x.write(1)
 			x.has(event.Created, "1", 4)
-			before := x.created()
+			before, states := x.created(), x.statesOf("child")
 			frozen.Signal(syscall.SIGCONT)
 			// When it has read the record it handles events like any instance.
 			x.await("events for both", func() (bool, error) {
@@ -148,6 +158,9 @@ func TestAFrozenExporterThawsWithoutHarm(t *testing.T) {
 			x.settle()
 			if after := x.created(); fmt.Sprint(after) != fmt.Sprint(before) || len(after) != 2 {
 				t.Errorf("durable consumers: %v, and before the thaw %v", after, before)
+			}
+			if n := x.statesOf("child"); n != states {
+				t.Errorf("the thawed process handled %d more states: it has lost its claim", n-states)
 			}
 			stopped(t, w)
 			x.nothingPending("cache-follow")
@@ -164,10 +177,10 @@ func TestTheClaimIsKeptWhileAStateTakesLong(t *testing.T) {
 		close(begun)
 		<-over
 		return nil
-	})
+	}, subscribe.Takeover(4*time.Second))
 	<-begun
-	second := x.handle("second", nil)
-	<-time.After(3 * time.Second) // three times Takeover
+	second := x.handle("second", nil, subscribe.Takeover(4*time.Second))
+	<-time.After(9 * time.Second) // more than twice Takeover
 	close(over)
 	x.exported()
 	stopped(t, first, second)

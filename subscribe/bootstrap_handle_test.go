@@ -482,4 +482,15 @@ func TestBootstrapNeedsAllEventsOfAnExportedKind(t *testing.T) {
 			t.Errorf("%s: %v", of, err)
 		}
 	}
+	if _, err := broker.Subscribe(t.Context(), r.js, r.cfg, broker.Principal{Role: broker.Subscriber, Name: "cache", Durable: true,
+		Filter: "follow.*"}, broker.Subscription{AckWait: takeover}); err != nil {
+		t.Fatal(err)
+	}
+	if err := subscribe.Handle(t.Context(), r.nc, "cache", "follow.*", none, subscribe.Bootstrap(new(client.Client))); !errors.Is(err,
+		subscribe.ErrOption) {
+		t.Errorf("an operator's durable consumers: %v", err)
+	}
+	if _, err := r.js.KeyValue(t.Context(), "EVENTS-bootstrap"); !errors.Is(err, jetstream.ErrBucketNotFound) {
+		t.Errorf("the bucket: %v", err)
+	}
 }
