@@ -23,13 +23,7 @@ func (r *reader) handle(ctx context.Context, m *message) bool {
 			m.attempt-1)
 	}
 	for ; err == nil; m.attempt++ {
-		select {
-		case <-ctx.Done():
-			return false
-		case r.slots <- struct{}{}:
-		}
-		if ctx.Err() != nil { // both were ready
-			<-r.slots
+		if !r.enter(ctx) {
 			return false
 		}
 		fault := r.invoke(m)
@@ -49,6 +43,20 @@ func (r *reader) handle(ctx context.Context, m *message) bool {
 		work.Sleep(ctx, r.Pause(m.attempt))
 	}
 	return r.moveToDeadLetters(ctx, m, err)
+}
+
+// enter waits for a place for a call, which invoke frees. It returns false if ctx ends before.
+func (r *reader) enter(ctx context.Context) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case r.slots <- struct{}{}:
+	}
+	if ctx.Err() != nil { // both were ready
+		<-r.slots
+		return false
+	}
+	return true
 }
 
 // acknowledge acknowledges a message. If NATS does not get that, the message comes again.
@@ -108,7 +116,7 @@ func (s *subscriber) end(err error) {
 // metrics are the metrics of one handler.
 type metrics struct {
 	handled, failures, foreign prometheus.Counter
-	dead                       prometheus.Counter
+	dead, snapshots            prometheus.Counter
 	lag                        prometheus.Gauge
 }
 
@@ -123,10 +131,12 @@ func newMetrics(reg prometheus.Registerer, name string) (*metrics, error) {
 			Help: "Messages skipped because no relay wrote them."}),
 		dead: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_subscriber_dead_letters_total",
 			Help: "Events that became dead letters."}),
+		snapshots: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_subscriber_snapshots_total",
+			Help: "States of exports handled."}),
 		lag: prometheus.NewGauge(prometheus.GaugeOpts{Name: "tidings_subscriber_lag_messages",
 			Help: "Events of all streams that no instance has acknowledged."}),
 	}
-	for _, c := range []prometheus.Collector{m.handled, m.failures, m.foreign, m.dead, m.lag} {
+	for _, c := range []prometheus.Collector{m.handled, m.failures, m.foreign, m.dead, m.snapshots, m.lag} {
 		if err := reg.Register(c); err != nil {
 			return nil, err
 		}

@@ -80,6 +80,7 @@ const childEnv = "TIDINGS_TEST_PROJECTION"
 type inChild struct {
 	URL, Token, NATS, Database string
 	Batches                    int
+	Handler                    bool // Handle, and calls instead of batches
 }
 
 func init() {
@@ -95,7 +96,11 @@ func init() {
 	f.nc, errs[1] = nats.Connect(in.NATS)
 	f.pool, errs[2] = pgxpool.New(context.Background(), in.Database)
 	if err = errors.Join(append(errs[:], err)...); err == nil {
-		err = f.project(context.Background(), func() bool {
+		run := f.project
+		if in.Handler {
+			run = f.handle
+		}
+		err = run(context.Background(), func() bool {
 			if in.Batches--; in.Batches < 0 {
 				testkit.SignalSelf(syscall.SIGKILL)
 			}
@@ -187,6 +192,22 @@ func (f *followers) project(ctx context.Context, dies func() bool) error {
 			_, err := tx.Exec(ctx, `DELETE FROM follows WHERE tenant_id = $1 AND $2 IN (follower, followee)`, tenant, person)
 			return err
 		}))
+}
+
+// handle runs an instance of a handler that keeps the same read model, and calls dies after each
+// call.
+func (f *followers) handle(ctx context.Context, dies func() bool) error {
+	var mu sync.Mutex
+	return subscribe.Handle(ctx, f.nc, "cache", "follow.*", func(ctx context.Context, e subscribe.Event[event.Edge]) error {
+		if e.Type == subscribe.Snapshot {
+			f.states.Add(1)
+		}
+		_, err := f.pool.Exec(ctx, followersSQL, e.TenantID, e.Data.From, e.Data.To, e.Data.CreatedAt.Time, e.Data.Version, e.Data.Active())
+		mu.Lock()
+		defer mu.Unlock()
+		dies()
+		return err
+	}, subscribe.Bootstrap(f.c), subscribe.Takeover(1e9), subscribe.Concurrency(2), subscribe.Log(f.log))
 }
 
 // settle waits until the read model equals the truth.
@@ -327,6 +348,19 @@ func TestAProjectionBeginsAgainWhenEventsExpire(t *testing.T) {
 // the exports, and on the streams.
 func TestAProjectionIsKilledInItsExportsOverResizes(t *testing.T) {
 	f := newFollowers(t)
+	f.killedOverResizes(f.project, 6)
+}
+
+// TestAHandlerIsKilledInItsExportsOverResizes does the same with Handle, at random calls.
+func TestAHandlerIsKilledInItsExportsOverResizes(t *testing.T) {
+	f := newFollowers(t)
+	f.in.Handler = true
+	f.killedOverResizes(f.handle, 120)
+}
+
+func (f *followers) killedOverResizes(run func(ctx context.Context, dies func() bool) error, most int) {
+	t := f.t
+	t.Helper()
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rng, other := rand.New(rand.NewPCG(seed, 0)), rand.New(rand.NewPCG(seed, 1))
@@ -343,13 +377,13 @@ func TestAProjectionIsKilledInItsExportsOverResizes(t *testing.T) {
 		if to := partitions[round]; to > 0 {
 			f.resize(to)
 		}
-		f.killed(rng.IntN(6))
+		f.killed(rng.IntN(most))
 	}
 	stop()
 	writers.Wait()
 	ctx, end := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- f.project(ctx, func() bool { return false }) }()
+	go func() { done <- run(ctx, func() bool { return false }) }()
 	f.settle()
 	end()
 	if err := <-done; err != nil {

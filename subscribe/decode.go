@@ -19,6 +19,13 @@ func Permanent(err error) error { return event.Permanent(err) }
 // payload; or a struct of yours, which encoding/json decodes. all are the existing kinds:
 // kinds.Builtin() if you have no others. An error is permanent.
 func Decode[T any](all *kinds.Set, e *event.Event) (out T, err error) {
+	if e.Type == Snapshot { // its payload is that of the entity's events
+		state := *e
+		if state.Type = event.Created; e.AggregateType == event.AggregateThread {
+			state.Type = event.Updated
+		}
+		e = &state
+	}
 	switch v := any(&out).(type) {
 	case *json.RawMessage:
 		*v = e.Payload

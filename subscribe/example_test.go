@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/tidings/tidings/client"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/subscribe"
@@ -61,6 +63,38 @@ func ExampleDecode() {
 	follow, err := subscribe.Decode[event.Edge](kinds.Builtin(), &e)
 	fmt.Println(follow.From, "follows", follow.To, follow.Active(), err)
 	// Output: 7 follows 42 true <nil>
+}
+
+// A cache begins with all follows of a tenant, and stays up to date.
+func ExampleBootstrap() {
+	ctx := context.Background()
+	nc, err := nats.Connect(os.Getenv("NATS_URL"))
+	if err != nil {
+		panic(err)
+	}
+	defer nc.Close()
+	c, err := client.New(os.Getenv("TIDINGS_URL"), client.WithToken(os.Getenv("TIDINGS_TOKEN"))) // with the role export
+	if err != nil {
+		panic(err)
+	}
+	type pair struct{ from, to event.ID }
+	var mu sync.Mutex
+	cache := make(map[pair]event.Edge)
+	err = subscribe.Handle(ctx, nc, "cache", "follow.*", func(_ context.Context, e subscribe.Event[event.Edge]) error {
+		mu.Lock()
+		defer mu.Unlock()
+		key := pair{e.Data.From, e.Data.To}
+		have, ok := cache[key]
+		newer := e.Data.CreatedAt.After(have.CreatedAt.Time) ||
+			e.Data.CreatedAt.Equal(have.CreatedAt.Time) && e.Data.Version > have.Version
+		if !ok || newer { // states and events come more than once, and in any order
+			cache[key] = e.Data
+		}
+		return nil
+	}, subscribe.Bootstrap(c))
+	if err != nil {
+		panic(err)
+	}
 }
 
 func ExampleHandlerDeadLetters() {

@@ -55,6 +55,9 @@ func Handle[T any](ctx context.Context, nc *nats.Conn, name, eventType string,
 	if err := checkType[T](s, eventType); err != nil {
 		return err
 	}
+	if err := checkBootstrap(s, eventType); err != nil {
+		return err
+	}
 	js, err := jetstream.New(nc)
 	if err != nil {
 		return fmt.Errorf("use JetStream: %w", err)
@@ -71,15 +74,17 @@ func Handle[T any](ctx context.Context, nc *nats.Conn, name, eventType string,
 // subscriber is one instance of a handler.
 type subscriber struct {
 	*settings.Settings
-	js      jetstream.JetStream
-	durable string // the name of its consumers
-	filter  string // of subjects
-	call    func(ctx context.Context, e *event.Event, attempt int) error
-	metrics *metrics
-	slots   chan struct{} // one value per running call
-	failed  chan error    // why Handle returns
-	kept    atomic.Bool   // an operator created the consumers, and only an operator changes them
-	readers work.Crew[string, *reader]
+	js        jetstream.JetStream
+	eventType string
+	durable   string // the name of its consumers
+	filter    string // of subjects
+	call      func(ctx context.Context, e *event.Event, attempt int) error
+	metrics   *metrics
+	slots     chan struct{} // one value per running call
+	failed    chan error    // why Handle returns
+	kept      atomic.Bool   // an operator created the consumers, and only an operator changes them
+	readers   work.Crew[string, *reader]
+	boot      *bootstrap // nil without the option
 
 	mu       sync.Mutex
 	lost     int // calls that did not return in time and still run
@@ -97,7 +102,7 @@ func newSubscriber(s *settings.Settings, js jetstream.JetStream, eventType strin
 	}
 	s.Log = s.Log.With("component", "subscriber", "subscriber", durable)
 	return &subscriber{
-		Settings: s, js: js, durable: durable, filter: filter, call: call,
+		Settings: s, js: js, eventType: eventType, durable: durable, filter: filter, call: call,
 		slots: make(chan struct{}, s.Concurrency), failed: make(chan error, 1),
 		troubles: make(map[string]error), done: make(map[string]bool), known: make(map[string]time.Time),
 	}
@@ -118,10 +123,18 @@ func (s *subscriber) run(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	settings.SetReady(s.Health, s.ready)
 	reading, stop := context.WithCancel(ctx)
+	defer stop()
 	handling, end := work.Drain(reading, s.Drain) // the context of the functions
 	defer end()
+	if s.boot, err = s.newBootstrap(ctx, handling, streams[0]); err != nil {
+		return err
+	}
+	settings.SetReady(s.Health, s.ready)
+	var exports sync.WaitGroup
+	if s.boot != nil {
+		exports.Go(func() { s.boot.run(reading) })
+	}
 	s.read(reading, handling, source{stream: deadStream(s.Settings), subject: s.deadSubject(retryLetter), again: true})
 	closed := settings.Watch(reading, s.js.Conn())
 	tick := time.NewTicker(settings.Recheck)
@@ -137,6 +150,7 @@ func (s *subscriber) run(ctx context.Context) (err error) {
 	}
 	stop()
 	s.readers.Close()
+	exports.Wait()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err == nil && s.lost > 0 {
@@ -152,6 +166,9 @@ func (s *subscriber) ready(context.Context) error {
 	var errs []error
 	for _, err := range s.troubles {
 		errs = append(errs, err)
+	}
+	if s.boot != nil && !s.boot.joined.Load() {
+		errs = append(errs, errUnjoined)
 	}
 	if s.lost > 0 {
 		errs = append(errs, fmt.Errorf("subscribe: %d calls of %s do not return", s.lost, s.durable))
@@ -186,9 +203,13 @@ type source struct {
 
 // read starts a reader.
 func (s *subscriber) read(ctx, handling context.Context, of source) {
-	r := &reader{subscriber: s, source: of, handling: handling, undone: make(map[uint64]*message), queues: make(map[aggregate][]*message),
-		room: work.NewSignal()}
+	r := s.newReader(handling, of)
 	s.readers.Start(ctx, of.stream, r, r.run)
+}
+
+func (s *subscriber) newReader(handling context.Context, of source) *reader {
+	return &reader{subscriber: s, source: of, handling: handling, undone: make(map[uint64]*message), queues: make(map[aggregate][]*message),
+		room: work.NewSignal()}
 }
 
 // list returns the streams. From the account of a tenant only the durable consumers are visible.
@@ -236,15 +257,19 @@ func (s *subscriber) assignReaders(ctx, handling context.Context) {
 		s.logRecreated(ctx, st)
 	}
 	s.stopGone(ctx, there)
+	if s.boot != nil && !s.boot.joined.Load() {
+		return
+	}
 	for _, st := range streams {
 		s.mu.Lock()
-		done := s.done[st.Name]
+		done := s.done[st.Name] || s.boot != nil && s.boot.startOf(st).Whole
+		s.done[st.Name] = done
 		s.mu.Unlock()
 		r, busy := s.readers.Of(st.Name)
 		switch {
 		case done:
 		case busy:
-			n, err := r.pending(qctx)
+			n, err := r.pending(qctx, st)
 			pending += n
 			if err == nil && n == 0 {
 				s.finish(qctx, st, streams, r)
@@ -307,7 +332,7 @@ func (s *subscriber) finish(ctx context.Context, st broker.Stream, all []broker.
 	if ended, err := s.ended(ctx, st, all); err != nil || !ended {
 		return
 	}
-	if n, err := r.pending(ctx); err != nil || n > 0 { // it was closed meanwhile, after further events
+	if n, err := r.pending(ctx, st); err != nil || n > 0 { // it was closed meanwhile, after further events
 		return
 	}
 	s.mu.Lock()

@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/tidings/tidings/client"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/kinds/upstreams"
@@ -136,6 +137,28 @@ func InOrder() Option {
 // ones of the streams. It changes nothing for a subscriber that exists.
 func Since(t time.Time) Option {
 	return settings.Of(settings.Handle, "Since", func(s *settings.Settings) { s.Since = t })
+}
+
+// Bootstrap makes a new subscriber begin with the states of exports, for entities that are older
+// than the streams' events. Then Handle reads the streams where the exports end. Each client reads
+// the export of its tenant; its token needs the role export. The type of events must be KIND.*, of
+// a kind that the API exports.
+//
+// fn gets each state as an event of the type Snapshot, also of removed and deleted entities. It has
+// no ID, Stream, Seq and OccurredAt. States come at least once, and in no order with events: an
+// event may be older than a state that fn has had, and a state older than an event. So keep the
+// version that you have, and ignore lower ones. Of an edge, compare (created_at, version).
+//
+// Handle retries a state after BackOff until fn returns nil, also after a Permanent error, and
+// Health says why it waits. A state does not become a dead letter, because an erasure could not
+// find it: no stream has it.
+//
+// One instance exports, and the others wait. If it dies, another one continues after Takeover. If
+// events expire before NATS delivers them, or a stream is recreated, an instance reads new exports,
+// and fn gets all states again. Handle continues with the events meanwhile. It returns the API's
+// error if that refuses, for example a token.
+func Bootstrap(clients ...*client.Client) Option {
+	return settings.Of(settings.Handle, "Bootstrap", func(s *settings.Settings) { s.Bootstrap = append([]*client.Client{}, clients...) })
 }
 
 // BackOff sets the wait after a failed attempt, by the number of that attempt. The default doubles

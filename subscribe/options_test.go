@@ -17,6 +17,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/tidings/tidings/client"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/kinds"
@@ -52,6 +53,7 @@ var options = []struct {
 	{"Drain", handle, subscribe.Drain(0)},
 	{"InOrder", handle, subscribe.InOrder()},
 	{"Since", handle, subscribe.Since(time.Unix(1, 0))},
+	{"Bootstrap", handle, subscribe.Bootstrap(new(client.Client))},
 	{"BackOff", handle, subscribe.BackOff(func(int) time.Duration { return 0 })},
 }
 
@@ -75,7 +77,7 @@ func offline(t *testing.T) (handlers, projections map[string]func(...subscribe.O
 	quiet := subscribe.Log(slog.New(slog.DiscardHandler))
 	return map[string]func(...subscribe.Option) error{
 			"Handle": func(opts ...subscribe.Option) error {
-				return subscribe.Handle(ended, nc, "mailer", "follow.created", func(context.Context, subscribe.Event[event.Edge]) error {
+				return subscribe.Handle(ended, nc, "mailer", "follow.*", func(context.Context, subscribe.Event[event.Edge]) error {
 					return nil
 				}, slices.Insert(opts, 0, quiet)...)
 			},
@@ -165,6 +167,12 @@ func TestAValueWithoutAMeaningIsRefusedAtOnce(t *testing.T) {
 		{"Batch", projections["Project"], []subscribe.Option{subscribe.Batch(0)}, subscribe.ErrOption},
 		{"Batch", projections["Project"], []subscribe.Option{subscribe.Batch(20001)}, subscribe.ErrOption},
 		{"Since", handlers["Handle"], []subscribe.Option{subscribe.Since(time.Unix(1, 0)), subscribe.Tenant(7)}, subscribe.ErrOption},
+		{"Bootstrap", handlers["Handle"], []subscribe.Option{subscribe.Bootstrap()}, subscribe.ErrOption},
+		{"Bootstrap", handlers["Handle"], []subscribe.Option{subscribe.Bootstrap(nil)}, subscribe.ErrOption},
+		{"Bootstrap", handlers["Handle"], []subscribe.Option{subscribe.Bootstrap(new(client.Client)), subscribe.Tenant(7)},
+			subscribe.ErrOption},
+		{"Bootstrap", handlers["Handle"], []subscribe.Option{subscribe.Bootstrap(new(client.Client)), subscribe.Since(time.Unix(1, 0))},
+			subscribe.ErrOption},
 		{"Only", projections["Project"], []subscribe.Option{subscribe.Only()}, subscribe.ErrType},
 		{"ordr", projections["Project"], []subscribe.Option{subscribe.Only("follow", "ordr")}, subscribe.ErrType},
 		{"ordr", projections["DeadLetters"], []subscribe.Option{subscribe.Only("ordr")}, subscribe.ErrType},

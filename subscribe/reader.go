@@ -52,9 +52,11 @@ type reader struct {
 	consumer          jetstream.Consumer
 	workers           sync.WaitGroup
 
-	mu     sync.Mutex
-	undone map[uint64]*message
-	queues map[aggregate][]*message // the first of each queue is being handled
+	mu      sync.Mutex
+	created time.Time // of the stream, and up to where NATS has delivered it; for Bootstrap
+	passed  uint64
+	undone  map[uint64]*message
+	queues  map[aggregate][]*message // the first of each queue is being handled
 
 	term    context.Context // this instance may begin calls until it ends: with reading, or with its turn to read in order
 	endTerm context.CancelFunc
@@ -203,10 +205,15 @@ func (r *reader) declare(ctx context.Context) error {
 		cfg.PriorityPolicy, cfg.PriorityGroups, cfg.PinnedTTL = jetstream.PriorityPolicyPinned, []string{broker.OrderGroup}, r.Takeover
 	}
 	have, err := r.js.Consumer(ctx, r.stream, r.durable)
+	if r.boot != nil && !r.again {
+		if err := r.checkPosition(ctx, have, &cfg); err != nil {
+			return err
+		}
+	}
 	switch {
 	case err == nil:
 		was := have.CachedInfo().Config
-		cfg.DeliverPolicy, cfg.OptStartTime = was.DeliverPolicy, was.OptStartTime
+		cfg.DeliverPolicy, cfg.OptStartTime, cfg.OptStartSeq = was.DeliverPolicy, was.OptStartTime, was.OptStartSeq
 		if was.FilterSubject != cfg.FilterSubject || was.AckPolicy != cfg.AckPolicy {
 			return fmt.Errorf("%w: the consumer %s of stream %s is not this subscriber's: its filter is %q, and not %q", ErrFilter,
 				r.durable, r.stream, was.FilterSubject, cfg.FilterSubject)
@@ -230,6 +237,59 @@ func (r *reader) declare(ctx context.Context) error {
 	return nil
 }
 
+// checkPosition sets the position of a new consumer. It makes an instance read exports if the
+// stream no longer has the events after the consumer's position. have may be nil.
+func (r *reader) checkPosition(ctx context.Context, have jetstream.Consumer, cfg *jetstream.ConsumerConfig) error {
+	number, _ := r.Broker.Number(r.stream)
+	st, err := broker.ReadStream(ctx, r.js, r.Broker, number)
+	if err != nil {
+		return err
+	}
+	after := r.boot.startOf(st).Seq
+	if after > 0 {
+		cfg.DeliverPolicy, cfg.OptStartSeq = jetstream.DeliverByStartSequencePolicy, after+1
+	}
+	if have != nil {
+		after = max(after, have.CachedInfo().Delivered.Stream)
+	}
+	r.mu.Lock()
+	created, passed := r.created, max(r.passed, after)
+	if !created.Equal(st.Created) {
+		passed = after
+	}
+	if created.IsZero() {
+		created = st.Created
+	}
+	r.mu.Unlock()
+	if err := r.boot.check(ctx, st, created, passed); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.created, r.passed = st.Created, passed
+	return nil
+}
+
+// checkPassed is checkPosition for a reader that runs. Between two calls it cannot know whether
+// NATS delivered a message before that expired, so it takes the position of the call before.
+func (r *reader) checkPassed(ctx context.Context, st broker.Stream, delivered uint64) error {
+	r.mu.Lock()
+	created, passed := r.created, r.passed
+	r.mu.Unlock()
+	if !created.Equal(st.Created) { // checkPosition comes
+		return nil
+	}
+	if err := r.boot.check(ctx, st, created, passed); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.created.Equal(st.Created) {
+		r.passed = max(r.passed, delivered)
+	}
+	return nil
+}
+
 // sameSettings compares what the options set.
 func sameSettings(a, b jetstream.ConsumerConfig) bool {
 	return a.AckWait == b.AckWait && a.MaxAckPending == b.MaxAckPending && a.MaxDeliver == b.MaxDeliver &&
@@ -245,14 +305,18 @@ func (r *reader) fits(have jetstream.ConsumerConfig) error {
 	return nil
 }
 
-// pending returns the number of events that no instance has handled yet.
-func (r *reader) pending(ctx context.Context) (int, error) {
+// pending returns the number of events of the stream that no instance has handled yet.
+func (r *reader) pending(ctx context.Context, st broker.Stream) (int, error) {
 	c, err := r.js.Consumer(ctx, r.stream, r.durable)
 	if err != nil {
 		return 0, err
 	}
 	i := c.CachedInfo()
-	return int(i.NumPending) + i.NumAckPending, nil
+	if r.boot != nil {
+		err = r.checkPassed(ctx, st, i.Delivered.Stream)
+		r.trouble(ctx, "exports of "+r.stream, err)
+	}
+	return int(i.NumPending) + i.NumAckPending, err
 }
 
 // take adds a delivered message to those in hand.

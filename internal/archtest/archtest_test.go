@@ -82,10 +82,10 @@ var rules = []rule{
 		"internal/postgres", "internal/tracing", "internal/deadletter", "internal/work"}, libs: []string{pgx, nats}},
 	// Part of users' programs, which need no PostgreSQL for it.
 	{pkg: "subscribe", libs: []string{nats},
-		may: []string{"subscribe/internal/settings", "kinds", "kinds/upstreams", "event", "internal/broker", "internal/tracing",
+		may: []string{"subscribe/internal/settings", "client", "kinds", "kinds/upstreams", "event", "internal/broker", "internal/tracing",
 			"internal/work"}},
 	{pkg: "subscribe/internal/settings", libs: []string{nats},
-		may: []string{"kinds", "kinds/upstreams", "event", "internal/broker", "internal/work"}},
+		may: []string{"client", "kinds", "kinds/upstreams", "event", "internal/broker", "internal/work"}},
 	// It is the public interface of consumers.
 	{pkg: "subscribe/projector", libs: []string{pgx, nats},
 		may: []string{"subscribe", "subscribe/internal/settings", "client", "consumers", "migrations", "event", "internal/lease",

@@ -123,15 +123,15 @@ func setBits(ctx context.Context, js jetstream.JetStream, kv jetstream.KeyValue,
 		} else {
 			_, err = kv.Update(ctx, key, value, revision)
 		}
-		if err == nil || !conflict(err) || ctx.Err() != nil {
+		if err == nil || !IsConflict(err) || ctx.Err() != nil {
 			return err
 		}
 	}
 }
 
-// conflict reports that another process wrote the key first. A replicated stream has its own code
+// IsConflict reports that another process wrote the key first. A replicated stream has its own code
 // for that, which Create does not map.
-func conflict(err error) bool {
+func IsConflict(err error) bool {
 	refused, is := errors.AsType[*jetstream.APIError](err)
 	return errors.Is(err, jetstream.ErrKeyExists) || errors.Is(err, jetstream.ErrKeyRevisionMismatch) ||
 		is && refused.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant

@@ -110,7 +110,8 @@ func TestAConsumerThatIsBehindSaysSinceWhen(t *testing.T) {
 	h.fill(t, "", "1.0", 30, map[string]string{"behind threadcache": "greatest(0, 24 - 5 * n)", "behind archiver": "24 + 6 * n"})
 	rea := h.signIn(t, h.Tokens.Reader)
 	text := page(t, rea, "/console/consumers").text()
-	grows := regexp.MustCompile(`threadcache nobody runs it .*24 messages.* fell behind ([-0-9]{10} [:0-9]{8}) just now , growing by 30/min`)
+	grows := regexp.MustCompile(`threadcache nobody runs it .*24 messages.*` +
+		` fell behind ([-0-9]{10} [:0-9]{8}) just now , growing by 30/min`)
 	found := grows.FindStringSubmatch(text)
 	if found == nil {
 		t.Fatalf("no consumer says when it fell behind: %.2000s", text)

@@ -4,11 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/tidings/tidings/client"
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/subscribe/internal/settings"
 )
@@ -19,12 +18,7 @@ var ErrBegun = errors.New("projector: the projection has already begun")
 
 // Position is the sequence up to which an export covers a stream. It is an element of "streams" in
 // the first line of GET /v1/{kind}:export.
-type Position struct {
-	Partition int       `json:"partition"`
-	Stream    string    `json:"stream"` // empty before the stream exists
-	Created   time.Time `json:"created"`
-	Sequence  uint64    `json:"sequence,string"`
-}
+type Position = client.ExportPosition
 
 // Begin makes a projection that has not run yet continue after the states of exports, one for each
 // kind. Call it in the transaction that writes the last state. Events that an export already
@@ -52,28 +46,8 @@ func starts(exports [][]Position) map[int]consumers.Start {
 			if p.Stream == "" {
 				continue // Project reads it from its beginning
 			}
-			at := uint64(math.MaxUint64)
-			for _, other := range exports {
-				at = min(at, covered(other, p.Partition))
-			}
-			streams[p.Partition] = consumers.Start{Stream: p.Stream, Created: p.Created, Seq: at}
+			streams[p.Partition] = consumers.Start{Stream: p.Stream, Created: p.Created, Seq: settings.Covered(exports, p.Partition)}
 		}
 	}
 	return streams
-}
-
-// covered returns the sequence up to which an export covers a partition's stream. An unlisted
-// stream with a lower number than a listed one is covered; an unlisted newer stream is not.
-func covered(positions []Position, partition int) uint64 {
-	newest := -1
-	for _, p := range positions {
-		if p.Partition == partition {
-			return p.Sequence
-		}
-		newest = max(newest, p.Partition)
-	}
-	if partition < newest {
-		return math.MaxUint64
-	}
-	return 0
 }

@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 
 	"github.com/jackc/pgx/v5"
@@ -111,7 +109,7 @@ func (f *filler) fill(ctx context.Context) error {
 		case client.HasCode(err, client.CodeExportOutdated):
 			f.Log.InfoContext(ctx, "an export no longer joins the streams; beginning again", "err", err)
 			err = f.claim.Restart(ctx, f.clear)
-		case isRefused(err):
+		case settings.IsRefused(err):
 			return err
 		}
 		if failures++; err == nil || errors.Is(err, consumers.ErrClaim) {
@@ -123,12 +121,6 @@ func (f *filler) fill(ctx context.Context) error {
 		work.Sleep(ctx, work.Retry(failures))
 	}
 	return nil
-}
-
-// isRefused reports an answer of the API that no retry changes.
-func isRefused(err error) bool {
-	p, ok := errors.AsType[*client.Problem](err)
-	return ok && p.Status >= 400 && p.Status < 500 && p.Status != 408 && p.Status != 429 && p.Code != client.CodeExportOutdated
 }
 
 // exportAll exports while it renews the claim: the API may take longer for an answer than Takeover.
@@ -199,7 +191,7 @@ func (f *filler) exportOf(ctx context.Context, c *client.Client, plural string) 
 		if err != nil {
 			return err
 		}
-		e, err := stateEvent(at.Tenant, state)
+		e, err := settings.StateEvent(at.Tenant, state)
 		if err != nil {
 			return err
 		}
@@ -239,20 +231,6 @@ func (f *filler) begin(ctx context.Context, c *client.Client, plural string) (at
 	return at, f.claim.Save(ctx, at, func(pgx.Tx) error { return nil })
 }
 
-// stateEvent returns an exported state as an event.
-func stateEvent(tenant int64, s client.ExportState) (e event.Event, err error) {
-	name := strings.Split(s.Type, ".") // tidings.KIND.EVENT.vN
-	if len(name) != 4 {
-		return e, fmt.Errorf("the export has a state of type %.80q", s.Type)
-	}
-	version, err := strconv.Atoi(strings.TrimPrefix(name[3], "v"))
-	if err != nil {
-		return e, fmt.Errorf("the export has a state of type %.80q", s.Type)
-	}
-	return event.Event{TenantID: tenant, AggregateType: name[1], AggregateID: event.ID(s.Subject), Type: name[2], Version: version,
-		Payload: s.Data}, nil
-}
-
 // refill fills the projection again each time that events have expired before it read them.
 func (f *filler) refill(ctx context.Context) error {
 	for {
@@ -269,7 +247,7 @@ func (f *filler) refill(ctx context.Context) error {
 			if err == nil {
 				err = f.fill(ctx)
 			}
-			if isRefused(err) {
+			if settings.IsRefused(err) {
 				return err
 			}
 			if err != nil {

@@ -167,13 +167,15 @@ test('the consumer and the stream of dead letters are those of the Go package', 
 test('a failed event is retried, and then a dead letter that a retry delivers again', async () => {
   const rig = await newRig();
   const attempts = [];
+  const health = new Health();
   let broken = true;
   const w = rig.start((e) => {
     attempts.push([e.aggregateId, e.data.version, e.attempt]);
     if (e.aggregateId === '1' && e.data.version === 1 && broken) throw new Error('no\nmail');
     if (e.aggregateId === '2') throw new PermanentError('never');
-  }, { attempts: 3, takeover: 20_000 });
+  }, { attempts: 3, takeover: 20_000, health });
   const bad = await rig.publish(1, 1);
+  await js.publish(`${rig.prefix}.0.t1.follow.created`, 'foreign');
   await rig.publish(1, 2);
   await rig.publish(2, 1);
   await rig.publish(3, 1, { follower_id: 7 }); // its payload does not match its type
@@ -198,6 +200,7 @@ test('a failed event is retried, and then a dead letter that a retry delivers ag
   await until(() => attempts.length === 1);
   assert.deepEqual(attempts, [['1', 1, 1]]);
   await until(async () => (await rig.letters()).length === 3); // without the request
+  assert.deepEqual(health.counts, { handled: 2, failures: 2, deadLetters: 3, foreign: 1, snapshots: 0 });
   await w.stop();
 });
 

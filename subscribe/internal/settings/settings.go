@@ -17,6 +17,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/tidings/tidings/client"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/work"
@@ -83,6 +84,8 @@ type Settings struct {
 	InOrder     bool
 	Since       time.Time
 	Pause       func(attempt int) time.Duration
+	Bootstrap   []*client.Client  // nil without the option
+	Step        func(step string) // nil but in fault tests: called at the named crash points
 }
 
 func backOff(attempt int) time.Duration { return min(time.Second<<min(attempt-1, 6), time.Minute) }
@@ -110,7 +113,8 @@ func New(name, function string, opts []Option) (*Settings, error) {
 	for what, bad := range map[string]bool{
 		"Timeout": s.Timeout <= 0, "Batch": s.Batch < 1 || s.Batch > 20000, "Concurrency": s.Concurrency < 1, "Attempts": s.Attempts < 1,
 		"Takeover": s.Takeover < time.Second, "Drain": s.Drain < 0, "Tenant": s.Tenant < 0, "BackOff": s.Pause == nil, "Log": s.Log == nil,
-		"Kinds": s.Kinds == nil, "Upstreams": slices.Contains(s.Upstreams, nil),
+		"Bootstrap": s.Bootstrap != nil && (len(s.Bootstrap) == 0 || slices.Contains(s.Bootstrap, nil)),
+		"Kinds":     s.Kinds == nil, "Upstreams": slices.Contains(s.Upstreams, nil),
 	} {
 		if bad {
 			errs = append(errs, fmt.Errorf("%w: the value of %s is out of bounds", ErrOption, what))
@@ -118,6 +122,10 @@ func New(name, function string, opts []Option) (*Settings, error) {
 	}
 	if s.Tenant > 0 && !s.Since.IsZero() {
 		errs = append(errs, fmt.Errorf("%w: Since has no effect with Tenant: give `tidings nats durable` the flag --since", ErrOption))
+	}
+	if s.Bootstrap != nil && (s.Tenant > 0 || !s.Since.IsZero()) {
+		errs = append(errs, fmt.Errorf("%w: Bootstrap creates the durable consumers where the exports end, so not with Tenant or Since",
+			ErrOption))
 	}
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)

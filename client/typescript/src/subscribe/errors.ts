@@ -2,10 +2,11 @@
  * - `name`, `type`, `option`: an argument of `handle` is invalid, or `takeover` or `inOrder` is not that of an operator's consumer.
  * - `filter`: the durable consumer of this name exists with another filter. Take another name.
  * - `no-streams`: NATS answers, but has no streams of events. It is the wrong server, or no relay has run yet.
+ * - `refused`: the API refuses the export of `bootstrap`; the cause is its `ProblemError`.
  * - `closed`: the connection to NATS is closed for good. Restart the process.
  * - `stuck`: calls of your function do not return, although their signals have ended. Restart the process.
  */
-export type SubscribeErrorCode = 'name' | 'type' | 'option' | 'filter' | 'no-streams' | 'closed' | 'stuck';
+export type SubscribeErrorCode = 'name' | 'type' | 'option' | 'filter' | 'no-streams' | 'refused' | 'closed' | 'stuck';
 
 /** The reason why `handle` ended. Branch on `code`. */
 export class SubscribeError extends Error {

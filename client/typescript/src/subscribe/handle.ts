@@ -1,5 +1,6 @@
 import { jetstream, jetstreamManager, type JetStreamClient, type JetStreamManager } from '@nats-io/jetstream';
 import type { NatsConnection } from '@nats-io/transport-node';
+import { Bootstrapper, type Bootstrap } from './bootstrap.js';
 import { asError, SubscribeError } from './errors.js';
 import { isDeclared, parse, type DataOf, type Envelope, type Event, type EventType } from './event.js';
 import { Reader, type Source } from './reader.js';
@@ -37,6 +38,13 @@ export interface HandleOptions {
   inOrder?: boolean;
   /** Makes a new subscriber begin with the events stored then or later, instead of the oldest ones. */
   since?: Date;
+  /**
+   * Makes a new subscriber begin with the states of exports, and then read the streams where they end. The type must be
+   * `KIND.*`. Your function gets each state as an event of the type `snapshot`, without id, time and position. States come
+   * at least once, and in no order with events: keep the version that you have, and ignore lower ones. A state is retried
+   * until your function succeeds. If events expire before NATS delivers them, all states come again.
+   */
+  bootstrap?: Bootstrap;
   /** Works in the NATS account of this tenant, with the durable consumers that `tidings nats durable` created. */
   tenant?: string;
   /** The names of the streams (NATS_STREAM), by default `EVENTS`, and of the subjects (NATS_SUBJECT_PREFIX), by default `events`. */
@@ -52,6 +60,8 @@ export class Health {
   readonly problems = new Map<string, Error>([['', new Error('not started')]]);
   /** Events that no instance has handled yet. */
   pending = 0;
+  /** What this instance has done since it started, for counters of your metrics: Go's `tidings_subscriber_*_total`. */
+  readonly counts = { handled: 0, failures: 0, deadLetters: 0, foreign: 0, snapshots: 0 };
 
   get ready(): boolean {
     return this.problems.size === 0;
@@ -98,6 +108,9 @@ function checked(name: string, type: string, options: HandleOptions): Settings {
     ['takeover', s.takeover, 1000], ['drain', s.drain, 0]] as const) {
     if (!(value >= least)) throw new SubscribeError('option', `${option} is below ${least}`);
   }
+  if (s.bootstrap !== undefined && (s.bootstrap.clients.length === 0 || !type.endsWith('.*') || s.since !== undefined || s.tenant !== undefined)) {
+    throw new SubscribeError('option', 'bootstrap needs clients and the events KIND.*, and goes without since and tenant');
+  }
   return s;
 }
 
@@ -114,6 +127,8 @@ export class Subscriber {
   readonly handling = linked(); // ends after `drain`
   kept = false; // an operator created the consumers, and only an operator changes them
   lost = 0; // calls that did not return in time and still run
+  readonly kind: string;
+  readonly boot: Bootstrapper | undefined;
   readonly #filter: string;
   readonly #readers = new Map<string, Reader>();
   readonly #running = new Set<Promise<void>>();
@@ -127,6 +142,8 @@ export class Subscriber {
     this.js = jetstream(nc);
     this.durable = s.tenant !== undefined ? `t${s.tenant}_${name}` : of === '*' ? `${name}-${kind}` : `${name}-${kind}-${of}`;
     this.#filter = `${s.prefix}.*.${s.tenant !== undefined ? `t${s.tenant}` : kind === 'heartbeat' ? 'system.*' : '*'}.${type}`;
+    this.kind = kind;
+    this.boot = s.bootstrap && new Bootstrapper(this, s.bootstrap);
     this.slots = new Slots(s.concurrency);
     this.reading = linked(s.signal);
   }
@@ -140,6 +157,10 @@ export class Subscriber {
     void this.nc.closed().then((why) => this.fail(new SubscribeError('closed', 'the connection to NATS is closed', { cause: why })));
     try {
       if (await this.#awaitStreams()) this.#read({ stream: this.dead, subject: `${this.dead}.retry.${this.durable}`, again: true });
+      if (this.boot !== undefined && !signal.aborted) {
+        const run = this.boot.run(signal).finally(() => this.#running.delete(run));
+        this.#running.add(run);
+      }
       while (!signal.aborted) {
         await orAborted(this.#assign(), signal);
         await sleep(assignInterval, signal);
@@ -190,10 +211,12 @@ export class Subscriber {
   async #awaitStreams(): Promise<boolean> {
     for (const { signal } = this.reading; !signal.aborted; await sleep(assignInterval, signal)) {
       try {
-        const all = await this.#list();
+        const all = await this.list();
         if (all.length > 0) {
           if (this.s.tenant === undefined) await declareDead(this.jsm, this.dead, all[0]!);
+          await this.boot?.declare(all[0]!);
           this.s.health.problems.clear();
+          if (this.boot !== undefined) this.s.health.problems.set('bootstrap', new Error('the first exports are not handled yet'));
           return true;
         }
         if (this.s.tenant === undefined) throw new SubscribeError('no-streams', `${this.nc.getServer()} has no stream named ${this.s.stream}-<number>`);
@@ -206,7 +229,7 @@ export class Subscriber {
     return false;
   }
 
-  #list(): Promise<Stream[]> {
+  list(): Promise<Stream[]> {
     const { stream, prefix, tenant } = this.s;
     return tenant === undefined ? streamsOf(this.jsm, stream, prefix) : streamsOfTenant(this.jsm, stream, prefix, this.durable);
   }
@@ -218,11 +241,16 @@ export class Subscriber {
     this.#running.add(run);
   }
 
+  /** A reader of a stream that does not run. */
+  readerOf(stream: string): Reader {
+    return new Reader(this, { stream, subject: this.#filter, again: false });
+  }
+
   /** Starts a reader on each stream whose predecessors are done, and stops readers of finished streams. */
   async #assign(): Promise<void> {
     let streams: Stream[];
     try {
-      streams = await this.#list();
+      streams = await this.list();
     } catch (error) {
       if (!this.reading.signal.aborted) this.trouble(this.s.stream, error);
       return; // a missing stream may be a predecessor of another
@@ -231,12 +259,14 @@ export class Subscriber {
     const there = new Set(streams.map((s) => s.number));
     for (const s of streams) this.#logRecreated(s);
     this.#stopGone(there);
+    if (this.boot?.joined === false) return;
     let pending = 0;
     for (const s of streams) {
+      if (this.boot?.startOf(s).whole) this.#done.add(s.name);
       if (this.#done.has(s.name) || this.reading.signal.aborted) continue;
       const reader = this.#readers.get(s.name);
       if (reader !== undefined) {
-        const n = await reader.pending().catch(() => undefined);
+        const n = await reader.pending(s).catch(() => undefined);
         pending += n ?? 0;
         if (n === 0) await this.#finish(s, streams, reader).catch(() => {}); // asked again in a second
       } else if (!s.after.some((n) => there.has(n) && !this.#done.has(`${this.s.stream}-${n}`))) {
@@ -274,7 +304,7 @@ export class Subscriber {
 
   async #finish(s: Stream, all: Stream[], reader: Reader): Promise<void> {
     const ended = this.s.tenant === undefined ? await isEnded(this.jsm, this.s.prefix, s, all) : isEndedOfTenant(s, all);
-    if (!ended || (await reader.pending()) > 0) return; // it was closed meanwhile, after further events
+    if (!ended || (await reader.pending(s)) > 0) return; // it was closed meanwhile, after further events
     this.#done.add(s.name);
     this.#stop(s.name);
     this.log('info', 'the stream has ended, and all its events are handled', { stream: s.name });

@@ -1,7 +1,7 @@
 import { AckPolicy, DeliverPolicy, type ConsumerInfo } from '@nats-io/jetstream';
 import { createInbox, headers, nanos, type Msg } from '@nats-io/transport-node';
 import { backoff } from '../transport.js';
-import { absent, isErased } from './streams.js';
+import { absent, isErased, type Stream } from './streams.js';
 import { apiCode, asError, notFound, PermanentError, SubscribeError } from './errors.js';
 import { decode, isOurs, type Envelope } from './event.js';
 import type { Subscriber } from './handle.js';
@@ -40,6 +40,8 @@ export class Reader {
   readonly #workers = new Set<Promise<void>>();
   #notify: () => void = () => {}; // an event was finished
   #term: AbortController; // this instance may begin calls until it aborts: with reading, or with its turn to read in order
+  #created = ''; // of the stream, and up to where NATS has delivered it; for bootstrap
+  #passed = 0;
   // For inOrder.
   #pin = ''; // the id of this instance's turn to read
   #behind = false; // the previous turn may have unfinished events
@@ -81,15 +83,20 @@ export class Reader {
     clearInterval(keeper);
   }
 
-  /** The number of events that no instance has handled yet. */
-  async pending(): Promise<number> {
+  /** The number of events of the stream that no instance has handled yet. */
+  async pending(stream: Stream): Promise<number> {
     const info = await this.sub.jsm.consumers.info(this.of.stream, this.sub.durable);
+    if (this.sub.boot !== undefined && this.#created === stream.created) {
+      // Between two calls it cannot know whether NATS delivered a message before that expired.
+      await this.sub.boot.check(stream, this.#created, this.#passed);
+      this.#passed = Math.max(this.#passed, info.delivered.stream_seq);
+    }
     return info.num_pending + info.num_ack_pending;
   }
 
   /** Requests events until an error, or until stop. */
   async #session(signal: AbortSignal, had: { events: number }): Promise<void> {
-    await this.#declare();
+    await this.declare();
     this.sub.trouble(this.of.stream);
     if (this.sub.s.inOrder) this.#endTurn(); // its events went to the sessions before
     while (!signal.aborted) {
@@ -162,7 +169,7 @@ export class Reader {
   }
 
   /** Creates the durable consumer, or updates an existing one to the options. Its start never changes. */
-  async #declare(): Promise<void> {
+  async declare(): Promise<void> {
     const { jsm, s, durable, name } = this.sub;
     const { stream, subject, again } = this.of;
     const settings = {
@@ -170,6 +177,7 @@ export class Reader {
       ...(s.inOrder && { priority_policy: 'pinned_client' as const, priority_groups: [group], priority_timeout: nanos(s.takeover) }),
     };
     const have = await jsm.consumers.info(stream, durable).catch(absent(notFound.consumer));
+    const after = again ? 0 : await this.#checkPosition(have?.delivered.stream_seq ?? 0);
     if (have === undefined) {
       if (s.tenant !== undefined || this.sub.kept) {
         throw new Error(`there is no consumer ${durable} on stream ${stream}: the relay creates it, or \`tidings nats durable\``);
@@ -178,6 +186,7 @@ export class Reader {
         durable_name: durable, filter_subject: subject, ack_policy: AckPolicy.Explicit, description: `Tidings subscriber ${name}`,
         deliver_policy: DeliverPolicy.All, ...settings,
         ...(s.since !== undefined && !again && { deliver_policy: DeliverPolicy.StartTime, opt_start_time: s.since.toISOString() }),
+        ...(after > 0 && { deliver_policy: DeliverPolicy.StartSequence, opt_start_seq: after + 1 }),
       });
       return;
     }
@@ -199,12 +208,49 @@ export class Reader {
     }
   }
 
+  /**
+   * Makes an instance read exports if the stream no longer has the events after the consumer's position. Returns the
+   * sequence after which a new consumer begins; 0 without exports.
+   */
+  async #checkPosition(delivered: number): Promise<number> {
+    const { boot } = this.sub;
+    if (boot === undefined) return 0;
+    const now = (await this.sub.list()).find((s) => s.name === this.of.stream);
+    if (now === undefined) throw new Error(`the stream ${this.of.stream} is gone`);
+    const start = boot.startOf(now).sequence;
+    const passed = Math.max(start, delivered, this.#created === now.created ? this.#passed : 0);
+    await boot.check(now, this.#created || now.created, passed);
+    [this.#created, this.#passed] = [now.created, passed];
+    return start;
+  }
+
+  /** Calls the function with a state of an export until it succeeds. Returns false if the signal aborts before. */
+  async snapshot(event: Envelope, data: Uint8Array, term: AbortSignal): Promise<boolean> {
+    const { s, slots, handling } = this.sub;
+    const of = `the state of ${event.aggregateType} ${event.aggregateId} of tenant ${event.tenantId}`;
+    const m: Message = { msg: { data } as Msg, event, fault: undefined, sequence: 0, attempt: 1, term };
+    for (; await slots.take(term); m.attempt++) {
+      const error = await this.#invoke(m);
+      if (error === undefined) {
+        s.health.counts.snapshots++;
+        this.sub.trouble(of);
+        return true;
+      }
+      if (handling.signal.aborted) return false;
+      s.health.counts.failures++;
+      this.sub.trouble(of, new Error(`handle ${of}: ${error.message}`, { cause: error }));
+      await sleep(s.backOff(m.attempt), term);
+    }
+    return false;
+  }
+
   /** Adds a delivered message to those in hand. */
   #take(msg: Msg): void {
     const { stream, again } = this.of;
     const h = msg.headers ?? headers();
     const { sequence, delivered } = position(msg);
     if (!again && !isOurs(msg.headers)) {
+      this.sub.s.health.counts.foreign++;
       this.sub.log('warn', 'skipping a message that no relay published', { stream, sequence, subject: msg.subject });
       ack(msg, '+ACK');
       return;
@@ -265,12 +311,14 @@ export class Reader {
       if (!(await slots.take(m.term))) return false;
       const error = await this.#invoke(m);
       if (error === undefined) {
+        s.health.counts.handled++;
         ack(m.msg, '+ACK');
         await this.#forget(m.sequence);
         return true;
       }
       if (handling.signal.aborted) return false; // drain is over
       if ((error as Partial<PermanentError>).permanent === true || m.attempt >= s.attempts) return this.#moveToDeadLetters(m, error);
+      s.health.counts.failures++;
       this.sub.log('warn', 'handling an event failed, retrying', { ...m.event, attempt: m.attempt, error });
       await sleep(s.backOff(m.attempt), m.term);
       if (m.term.aborted) return false;
@@ -330,6 +378,7 @@ export class Reader {
       }
     }
     this.sub.trouble(dead);
+    s.health.counts.deadLetters++;
     this.sub.log('error', 'an event became a dead letter', { ...m.event, attempts: m.attempt, error: why, runbook: 'SubscriberDeadLetters' });
     ack(m.msg, `+TERM a dead letter of ${dead}`);
     await this.#forget(m.sequence);

@@ -8,6 +8,8 @@ export interface Stream {
   created: string;
   /** The numbers of the partitions that it replaces. */
   after: number[];
+  /** The oldest sequence. */
+  first: number;
   /** The last sequence; 0 before the first message. */
   last: number;
   messages: number;
@@ -41,7 +43,7 @@ export async function streamsOfTenant(jsm: JetStreamManager, base: string, prefi
     const info = await jsm.consumers.info(name, durable).catch(absent(notFound.stream, notFound.consumer));
     if (info === undefined) continue;
     const last = Math.max(info.delivered.stream_seq, info.num_pending);
-    all.push({ name, number, created: info.created, after: numbers(info.config.metadata?.['tidings-after']), last, messages: last, replicas: 0, tags: [] });
+    all.push({ name, number, created: info.created, after: numbers(info.config.metadata?.['tidings-after']), first: 0, last, messages: last, replicas: 0, tags: [] });
   }
   return all;
 }
@@ -72,7 +74,7 @@ function describe({ config, created, state, cluster }: StreamInfo, number: numbe
   }
   if (config.metadata?.['slots'] === undefined) throw new Error(`the stream ${config.name} was not made for these events`);
   return {
-    name: config.name, number, created, after: numbers(config.metadata['after']), last: state.last_seq, messages: state.messages,
+    name: config.name, number, created, after: numbers(config.metadata['after']), first: state.first_seq, last: state.last_seq, messages: state.messages,
     replicas: config.num_replicas, tags: config.placement?.tags ?? [],
   };
 }
