@@ -136,8 +136,15 @@ func (b *bootstrap) step(ctx context.Context) error {
 		return err
 	}
 	at, revision := b.state()
+	b.at("read")
 	if !b.joined.Load() && (revision == 0 || at.Joined) {
 		exists, err := b.exists(ctx)
+		if err == nil && exists && revision == 0 { // another instance may have begun since
+			err = b.read(ctx)
+			if _, now := b.state(); err == nil && now > 0 {
+				return nil
+			}
+		}
 		switch {
 		case err != nil:
 			return err

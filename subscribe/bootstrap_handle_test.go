@@ -276,6 +276,40 @@ func TestAHandlerBeginsWithStatesAndContinuesOnTheStreams(t *testing.T) {
 	}
 }
 
+// TestAnInstanceThatLooksWhileAnotherBeginsFollowsItsRecord has an instance that read that there is
+// no record before the other one wrote it, and then finds the other one's durable consumers.
+func TestAnInstanceThatLooksWhileAnotherBeginsFollowsItsRecord(t *testing.T) {
+	x := newExporting(t, 1)
+	x.write(1, 2, 3, 3)
+	x.expire(0, 4)
+	x.resize(2)
+	x.write(4)
+	looked, begun := make(chan struct{}), make(chan struct{})
+	var look, begin sync.Once
+	second := x.handle("second", nil, subscribe.CrashPoints(func(step string) {
+		if step == "read" {
+			look.Do(func() { close(looked); <-begun })
+		}
+	}))
+	<-looked
+	first := x.handle("first", nil, subscribe.CrashPoints(func(step string) {
+		if step == "joined" {
+			begin.Do(func() { close(begun) })
+		}
+	}))
+	x.settle()
+	x.exported()
+	x.write(1)
+	x.has(event.Created, "1", 2)
+	stopped(t, first, second)
+	if got := x.calls(""); len(got) != 5 || len(x.calls(subscribe.Snapshot)) != 4 {
+		t.Errorf("calls: %v, want four states and an event", got)
+	}
+	if _, err := x.js.Consumer(t.Context(), x.cfg.StreamName(0), "cache-follow"); !errors.Is(err, jetstream.ErrConsumerNotFound) {
+		t.Errorf("the durable consumer of a stream that had ended before the export: %v", err)
+	}
+}
+
 // TestAStateIsRetriedUntilItSucceeds also after a Permanent error.
 func TestAStateIsRetriedUntilItSucceeds(t *testing.T) {
 	x := newExporting(t, 1)
