@@ -92,6 +92,7 @@ func (h *harness) sample(t *testing.T) {
 	ada.act("/console/act/consumer.pause?consumer=threadcache").says("done")
 	ada.act("/console/act/token.create?tenant=7", "name", "importer").says("done")
 	ada.act("/console/act/token.create?tenant=7", "name", "importer").says("failed")
+	page(t, ada, "/console/doctor") // reads anew: no page shows a reading from before all this, and then moves
 }
 
 type browserPage struct {

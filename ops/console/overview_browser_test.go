@@ -20,6 +20,7 @@ func TestTheOverviewInABrowserKeepsItsPlace(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	page(t, h.signIn(t, h.Tokens.Admin), "/console/doctor") // reads anew, as sample does
 	c := chromium(t)
 	for _, width := range []int64{375, 1280} {
 		b := h.browser(t, c, h.Tokens.Admin, look{})
