@@ -87,7 +87,7 @@ type childGetInput struct {
 
 type newChildInput struct {
 	UnderPath
-	Key  string           `header:"Idempotency-Key" pattern:"^[!-~]{1,255}$" patternDescription:"1 to 255 visible ASCII characters" doc:"Makes a retry safe: the same author and key get the first answer again."`
+	Key  string           `header:"Idempotency-Key" maxLength:"255" pattern:"^[!-~]+$" patternDescription:"1 to 255 visible ASCII characters" doc:"Makes a retry safe: the same author and key get the first answer again."`
 	Body *json.RawMessage // its schema depends on the kind
 }
 
@@ -432,7 +432,7 @@ type childOperation struct {
 	Body       *string         `json:"body,omitempty" nullable:"false" doc:"1 to 16384 bytes of UTF-8 after trimming."`
 	ParentID   *childID        `json:"parent_id,omitempty" doc:"The {child} of the same {object} that this one replies to."`
 	Attributes json.RawMessage `json:"attributes,omitempty"`
-	Key        *string         `json:"idempotency_key,omitempty" nullable:"false" pattern:"^[!-~]{1,255}$" patternDescription:"1 to 255 visible ASCII characters" doc:"Like the header Idempotency-Key."`
+	Key        *string         `json:"idempotency_key,omitempty" nullable:"false" maxLength:"255" pattern:"^[!-~]+$" patternDescription:"1 to 255 visible ASCII characters" doc:"Like the header Idempotency-Key."`
 	IfMatch    *ifMatch        `json:"if_match,omitempty" doc:"Like the header If-Match. Without it the outcome is 428."`
 }
 

@@ -132,6 +132,10 @@ func (d document) check(at string, schema map[string]any, v any) (wrong []string
 			if !regexp.MustCompile(rule.(string)).MatchString(text) {
 				say("%q does not match %v", text, rule)
 			}
+		case "maxLength":
+			if float64(len(text)) > bound(rule) {
+				say("%d bytes, want at most %v", len(text), rule)
+			}
 		case "format":
 			_, dateErr := time.Parse(time.RFC3339Nano, text)
 			_, intErr := strconv.ParseInt(n.String(), 10, 64)

@@ -25,7 +25,18 @@ type userID string
 func (userID) Schema(huma.Registry) *huma.Schema { return idSchema(kinds.String) }
 
 func idSchema(form kinds.IDForm) *huma.Schema {
-	return &huma.Schema{Type: huma.TypeString, Pattern: form.Pattern(), Description: "An id that you choose: " + form.Rule() + "."}
+	s := &huma.Schema{Type: huma.TypeString, Description: "An id that you choose: " + form.Rule() + "."}
+	setForm(s, form)
+	return s
+}
+
+// setForm makes the schema accept ids of the form. The length of text stands beside its pattern,
+// because Go needs a millisecond to compile a bounded repeat, and each operation compiles its own.
+func setForm(s *huma.Schema, form kinds.IDForm) {
+	s.Pattern, s.MaxLength = form.Pattern(), nil
+	if characters, bounded := strings.CutSuffix(s.Pattern, "{1,128}$"); bounded {
+		s.Pattern, s.MaxLength = characters+"+$", new(128)
+	}
 }
 
 // narrowID gives the schema of an id the form that a file of kinds requires. example is an integer.
@@ -33,7 +44,8 @@ func narrowID(s *huma.Schema, form kinds.IDForm, example string) {
 	if s.Description == idSchema(kinds.String).Description {
 		s.Description = idSchema(form).Description
 	}
-	s.Pattern, s.PatternDescription = form.Pattern(), form.Rule()
+	setForm(s, form)
+	s.PatternDescription = form.Rule()
 	if form == kinds.UUID {
 		s.Format, s.Examples = "uuid", []any{exampleID(form, example)}
 	}

@@ -18,8 +18,9 @@ import (
 // makeKinds makes the tables of the set's kinds that are not built in.
 func makeKinds(t *testing.T, db *testkit.DB, set *kinds.Set) {
 	t.Helper()
+	pool := db.Pool(t, postgres.RoleSystem)
 	for _, made := range catalog.Truth.MakeTables(set) {
-		if _, err := db.Pool(t, postgres.RoleSystem).Exec(t.Context(), made.SQL, made.Args...); err != nil {
+		if _, err := pool.Exec(t.Context(), made.SQL, made.Args...); err != nil {
 			t.Fatal(made.What, err)
 		}
 	}
