@@ -56,11 +56,17 @@ type Run func(ctx context.Context, h Host) error
 func Alone(ctx context.Context, binary, addr string, parts ...Run) error {
 	log := slog.Default()
 	ops := NewOps(binary, addr, prometheus.NewRegistry(), log)
-	var stage []Part
+	return RunStages(ctx, ops.stage(binary, log, parts), []Part{{"ops", ops.Run}})
+}
+
+// stage returns the parts with their hosts, which are there before any part runs: without them, the
+// process would be ready before its parts had started.
+func (o *Ops) stage(binary string, log *slog.Logger, parts []Run) (stage []Part) {
 	for _, run := range parts {
-		stage = append(stage, Part{binary, func(ctx context.Context) error { return run(ctx, ops.Host("", log)) }})
+		h := o.Host("", log)
+		stage = append(stage, Part{binary, func(ctx context.Context) error { return run(ctx, h) }})
 	}
-	return RunStages(ctx, stage, []Part{{"ops", ops.Run}})
+	return stage
 }
 
 // Part is a function that runs until its context ends.

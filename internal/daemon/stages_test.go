@@ -3,9 +3,14 @@ package daemon
 import (
 	"context"
 	"errors"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 func TestStagesStopInOrder(t *testing.T) {
@@ -39,5 +44,24 @@ func TestStagesStopWhenAPartEnds(t *testing.T) {
 				t.Errorf("error %v, other part stopped: %t", err, stopped)
 			}
 		})
+	}
+}
+
+// A prober may ask between the start of the ops port and the start of a part.
+func TestAProcessIsNotReadyBeforeAllItsPartsAre(t *testing.T) {
+	ops := NewOps("relay", "127.0.0.1:0", prometheus.NewRegistry(), slog.Default())
+	ready := func(_ context.Context, h Host) error { h.Ready(nil); return nil }
+	stage := ops.stage("relay", slog.Default(), []Run{ready, ready})
+	for started, want := range []int{http.StatusServiceUnavailable, http.StatusServiceUnavailable, http.StatusOK} {
+		w := httptest.NewRecorder()
+		ops.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/readyz", http.NoBody))
+		if w.Code != want {
+			t.Errorf("after the start of %d of 2 parts: %d %s, want %d", started, w.Code, w.Body, want)
+		}
+		if started < len(stage) {
+			if err := stage[started].Run(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 }
