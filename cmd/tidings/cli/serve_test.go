@@ -243,3 +243,39 @@ func TestServeAnswersRequestsWithoutNATS(t *testing.T) {
 	ready("", http.StatusOK, "")
 	ready("?part=relay", http.StatusOK, "")
 }
+
+// heldSQL reports whether the process with the id $1 has a lease, and whether others relay.
+const heldSQL = `
+SELECT coalesce(bool_or(owner LIKE '%-' || $1 || '-%'), false), 
+       coalesce(bool_or(kind = 'relay' AND owner NOT LIKE '%-' || $1 || '-%'), false)
+  FROM leases WHERE expires_at > clock_timestamp()`
+
+// TestServeEndsIfAPartCannotStart gives the API of a second process the port of the first. The second
+// one says so, ends, and keeps no lease, and the first one works.
+func TestServeEndsIfAPartCannotStart(t *testing.T) {
+	t.Parallel()
+	db, nats := testkit.Postgres(t), testkit.NATS(t)
+	system, env := db.Pool(t, postgres.RoleSystem), serversOf(db, nats)
+	h := newServe(t, env)
+	h.ready(t)
+	cmd := exec.Command(os.Args[0], "serve")
+	cmd.Env = append(env, childVariable+"=spawned", "API_ADDR="+h.api, "OPS_ADDR="+testkit.FreeAddr(t))
+	second := testkit.Spawn(t, "second serve", cmd)
+	if code := second.AwaitEnd(); code != exitError {
+		t.Errorf("exit code %d", code)
+	}
+	for _, want := range []string{`"err":"api: `, "address already in use", `"runbook":"ProcessEnded"`} {
+		if !strings.Contains(second.Log(), want) {
+			t.Errorf("the log lacks %s:\n%s", want, second.Log())
+		}
+	}
+	testkit.Eventually(t, "the first process to relay", func() (bool, error) {
+		var mine, others bool
+		err := system.QueryRow(t.Context(), heldSQL, fmt.Sprint(second.PID())).Scan(&mine, &others)
+		if mine {
+			t.Fatal("the process that has ended has a lease")
+		}
+		return others, err
+	})
+	h.ready(t)
+}
