@@ -76,6 +76,7 @@ func TestCommandsWorkWithTheOutboxAlone(t *testing.T) {
 	says(exitOK, cfg.StreamName(0), "partitions", "list")
 	says(exitOK, "Repair has nothing to do", "repair", "stream", "--dry-run")
 	says(exitOK, "order/7", "events", "find", "--since", "1h", "--type", "paid")
+	watchOrders(t, env, in)
 	says(exitOK, "", "dlq", "outbox", "list")
 	says(exitOK, "", "outbox", "list")
 	says(exitOK, "age 48h0m0s", "stream", "configure", "--max-age", "48h", "--yes")
@@ -104,6 +105,28 @@ func TestCommandsWorkWithTheOutboxAlone(t *testing.T) {
 			t.Errorf("%s: exit code %d\n%s%s", command, code, stdout, stderr)
 		}
 	}
+}
+
+// watchOrders appends orders until `events watch` has printed one.
+func watchOrders(t *testing.T, env map[string]string, in *testkit.DB) {
+	t.Helper()
+	printed := make(chan string, 1)
+	go func() {
+		_, stdout, stderr := run(t, env, "", "events", "watch", "--kind", "order", "--limit", "1")
+		printed <- stdout + stderr
+	}()
+	testkit.Eventually(t, "a watched order", func() (bool, error) {
+		appendOrder(t, in, "8")
+		select {
+		case out := <-printed:
+			if !strings.Contains(out, "order.paid  8") {
+				t.Fatalf("events watch prints %s", out)
+			}
+			return true, nil
+		default:
+			return false, nil
+		}
+	})
 }
 
 // TestServeRunsAGuestsRelayAndJobs runs the process of a guest on a server that has none of our

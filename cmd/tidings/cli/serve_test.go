@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
@@ -161,6 +162,24 @@ func TestServeRunsAllPartsWithoutOwningTheDatabase(t *testing.T) {
 		status, err := h.ask(t, "GET", "/v1/users/2/counts", token, &got)
 		return status == http.StatusOK && got.Followers == "1", err
 	})
+	file := filepath.Join(t.TempDir(), "order.yaml")
+	if err := os.WriteFile(file, []byte("upstream: order\ntype_prefix: com.example\nsource: /shop\n"+
+		"events: {paid: {versions: {1: {type: object}}}}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, _, stderr := run(t, map[string]string{"DATABASE_URL": db.URL}, "", "upstream", "add", "order", "--file", file); code != exitOK {
+		t.Fatal(stderr)
+	}
+	for path, want := range map[string]string{"/v1/schemas/com.example.order.paid.v1": `"urn:tidings:order:paid:v1"`,
+		"/v1/asyncapi.json": `"events.{partition}.t{tenant}.order.paid"`} {
+		testkit.Eventually(t, path+" to know the upstream", func() (bool, error) {
+			status, body := get(t, "http://"+h.api+path)
+			if status != http.StatusOK || !strings.Contains(body, want) {
+				return false, fmt.Errorf("%d, %.200s", status, body)
+			}
+			return true, nil
+		})
+	}
 	_, metrics := get(t, "http://"+h.ops[0]+"/metrics")
 	for _, want := range []string{`tidings_build_info\{binary="serve"`, `tidings_relay_\w+\{[^}]*part="relay"`,
 		`tidings_consumer_\w+\{[^}]*part="threadcache"`, `part="jobs"`, `part="api"`} {
