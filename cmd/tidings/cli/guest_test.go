@@ -93,7 +93,12 @@ func TestCommandsWorkWithTheOutboxAlone(t *testing.T) {
 		"events: {paid: {versions: {1: {type: object}}}}"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	says(exitOK, "", "nats", "durable", "--name", "mailer", "--filter", "order.paid")
+	says(exitAgain, "there is no kind or upstream order", "doctor")
 	says(exitOK, "upstream order: added", "upstream", "add", "order", "--file", file)
+	if _, out, _ := run(t, env, "", "doctor"); strings.Contains(out, "subscriber-undeclared") {
+		t.Errorf("a declared subscriber: %s", out)
+	}
 	says(exitOK, "com.example.order.paid.v1", "upstream", "list", "--json")
 	says(exitOK, "5 files", "contracts", "write", dir)
 

@@ -167,7 +167,8 @@ func TestServeRunsAllPartsWithoutOwningTheDatabase(t *testing.T) {
 		"events: {paid: {versions: {1: {type: object}}}}"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if code, _, stderr := run(t, map[string]string{"DATABASE_URL": db.URL}, "", "upstream", "add", "order", "--file", file); code != exitOK {
+	vars := map[string]string{"DATABASE_URL": db.URL}
+	if code, _, stderr := run(t, vars, "", "upstream", "add", "order", "--file", file); code != exitOK {
 		t.Fatal(stderr)
 	}
 	for path, want := range map[string]string{"/v1/schemas/com.example.order.paid.v1": `"urn:tidings:order:paid:v1"`,
@@ -265,12 +266,12 @@ func TestServeAnswersRequestsWithoutNATS(t *testing.T) {
 
 // heldSQL reports whether the process with the id $1 has a lease, and whether others relay.
 const heldSQL = `
-SELECT coalesce(bool_or(owner LIKE '%-' || $1 || '-%'), false), 
+SELECT coalesce(bool_or(owner LIKE '%-' || $1 || '-%'), false),
        coalesce(bool_or(kind = 'relay' AND owner NOT LIKE '%-' || $1 || '-%'), false)
   FROM leases WHERE expires_at > clock_timestamp()`
 
-// TestServeEndsIfAPartCannotStart gives the API of a second process the port of the first. The second
-// one says so, ends, and keeps no lease, and the first one works.
+// TestServeEndsIfAPartCannotStart gives the API of a second process the port of the first. The
+// second one says so, ends, and keeps no lease, and the first one works.
 func TestServeEndsIfAPartCannotStart(t *testing.T) {
 	t.Parallel()
 	db, nats := testkit.Postgres(t), testkit.NATS(t)
