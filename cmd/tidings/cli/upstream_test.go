@@ -139,3 +139,41 @@ func TestALoginWhosePasswordNobodySawDoesNotExist(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestALoginThatMayNotMakeRolesGetsTheSQL asks for two logins, and runs what the command prints.
+func TestALoginThatMayNotMakeRolesGetsTheSQL(t *testing.T) {
+	t.Parallel()
+	db, file := testkit.Postgres(t), filepath.Join(t.TempDir(), "order.yaml")
+	if err := os.WriteFile(file, []byte("upstream: order\ntype_prefix: com.example\nsource: /shop\n"+
+		"events: {placed: {versions: {1: {type: object}}}}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	operator, one, other, owner := newLogin(t, db), newLogin(t, db), newLogin(t, db), db.Pool(t, postgres.RoleOwner)
+	if _, err := owner.Exec(t.Context(), "CREATE ROLE "+operator+" LOGIN PASSWORD '"+operator+"' IN ROLE tidings_system"); err != nil {
+		t.Fatal(err)
+	}
+	add := func() (stdout string) {
+		t.Helper()
+		code, stdout, stderr := run(t, map[string]string{"DATABASE_URL": db.As(t, operator).URL}, "", "upstream", "add", "order",
+			"--file", file, "--login", one, "--login", other)
+		if code != exitOK {
+			t.Fatalf("exit code %d: %s", code, stderr)
+		}
+		return stdout
+	}
+	printed := add()
+	for _, login := range []string{one, other} {
+		sql := `CREATE ROLE "` + login + `" LOGIN PASSWORD '...';` + "\n  " + `GRANT tidings_upstream TO "` + login + `";`
+		if !strings.Contains(printed, sql) {
+			t.Errorf("%s\nlacks %s", printed, sql)
+		}
+		if _, err := owner.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol); err != nil { // it changed nothing
+			t.Error(err)
+		}
+	}
+	for _, login := range []string{one, other} {
+		if again := add(); !strings.Contains(again, "The role "+login+" exists, and keeps its password.") {
+			t.Error(again)
+		}
+	}
+}
