@@ -97,9 +97,7 @@ func declare(t *testing.T, db *testkit.DB, file, login string) {
 		declared.Request{Upstream: *u, Actor: "test"}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := migrations.MakeUpstreamLogin(t.Context(), db.URL, login); err != nil {
-		t.Fatal(err)
-	}
+	testkit.UpstreamLogin(t, db, login)
 }
 
 func (m *move) exec(sql string) {

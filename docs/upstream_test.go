@@ -21,7 +21,6 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/kinds/declared"
 	"github.com/tidings/tidings/kinds/kindfile"
-	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/outbox"
 )
 
@@ -65,10 +64,7 @@ func TestTheUpstreamPageWorks(t *testing.T) {
 		declared.Request{Upstream: *order, Actor: "test"}); err != nil {
 		t.Fatal(err)
 	}
-	made, err := migrations.MakeUpstreamLogin(t.Context(), db.URL, login)
-	if err != nil {
-		t.Fatal(err)
-	}
+	made := testkit.UpstreamLogin(t, db, login)
 	t.Cleanup(func() {
 		for _, sql := range []string{"DROP OWNED BY ", "DROP ROLE "} {
 			for _, role := range []string{login, login + "_kinds"} {

@@ -105,9 +105,9 @@ func TestTheYourTablesPageWorks(t *testing.T) {
 		declared.Request{Upstream: *order, Actor: "test"}); err != nil {
 		t.Fatal(err)
 	}
-	made, err := migrations.MakeUpstreamLogin(t.Context(), as(logins[1]), logins[2])
-	if err != nil || len(made.SQL) != 1 || !strings.Contains(page, "`"+strings.NewReplacer(`"`, "", ";", "").Replace(made.SQL[0])+"`") {
-		t.Fatalf("the statement for an administrator: %+v, %v", made, err)
+	made := testkit.UpstreamLogin(t, &testkit.DB{URL: as(logins[1])}, logins[2])
+	if len(made.SQL) != 1 || !strings.Contains(page, "`"+strings.NewReplacer(`"`, "", ";", "").Replace(made.SQL[0])+"`") {
+		t.Fatalf("the statement for an administrator: %+v", made)
 	}
 	exec(made.SQL[0])
 	exec(`CREATE TABLE orders (id bigint PRIMARY KEY, status text, version bigint); INSERT INTO orders VALUES (7, 'open', 1);

@@ -177,22 +177,41 @@ func scram(password string) (string, error) {
 // UpstreamLogin is a role that may append the events of upstreams that name it.
 type UpstreamLogin struct {
 	Name     string   `json:"name"`
-	Password string   `json:"password,omitempty"` // of a login that was created now
+	Password string   `json:"password,omitempty"` // of a login that the call creates
 	SQL      []string `json:"sql,omitempty"`      // what somebody with more rights must run, because this login may not
 }
 
-// MakeUpstreamLogin lets the role append events of upstreams. It creates a login with a random
-// password if there is no such role, and leaves the other rights of one that exists. If the login
-// of url may not create or grant roles, it changes nothing and returns the SQL.
-func MakeUpstreamLogin(ctx context.Context, url, name string) (l UpstreamLogin, err error) {
-	l.Name = name
+// MakeUpstreamLogins lets the roles append events of upstreams. For each role that does not exist
+// it creates a login with a random password. It leaves the password and the other rights of an
+// existing one. For a role that the login of url may not create or grant, it changes nothing and
+// returns the SQL.
+//
+// It calls show before it commits, and changes nothing if show returns an error. So a login whose
+// password nobody has seen does not exist, even if the process dies.
+func MakeUpstreamLogins(ctx context.Context, url string, names []string, show func([]UpstreamLogin) error) (
+	made []UpstreamLogin, err error) {
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {
-		return l, err
+		return nil, err
 	}
 	defer func() { err = errors.Join(err, conn.Close(context.WithoutCancel(ctx))) }()
+	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+		for _, name := range names {
+			l, err := makeUpstreamLogin(ctx, tx, name)
+			if err != nil {
+				return fmt.Errorf("make the login %s: %w", name, err)
+			}
+			made = append(made, l)
+		}
+		return show(made)
+	})
+	return made, err
+}
+
+func makeUpstreamLogin(ctx context.Context, tx pgx.Tx, name string) (l UpstreamLogin, err error) {
+	l.Name = name
 	var there, member bool
-	if err := conn.QueryRow(ctx, upstreamLoginSQL, name).Scan(&there, &member); err != nil || member {
+	if err := tx.QueryRow(ctx, upstreamLoginSQL, name).Scan(&there, &member); err != nil || member {
 		return l, err
 	}
 	quoted, password := pgx.Identifier{name}.Sanitize(), rand.Text()
@@ -205,7 +224,7 @@ func MakeUpstreamLogin(ctx context.Context, url, name string) (l UpstreamLogin, 
 		statements = append(statements, fmt.Sprintf(`CREATE ROLE %s LOGIN PASSWORD '%s'`, quoted, verifier))
 	}
 	statements = append(statements, `GRANT tidings_upstream TO `+quoted)
-	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+	err = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
 		for _, sql := range statements {
 			if _, err := tx.Exec(ctx, sql); err != nil {
 				return err
@@ -221,12 +240,10 @@ func MakeUpstreamLogin(ctx context.Context, url, name string) (l UpstreamLogin, 
 		statements[len(statements)-1] += ";"
 		l.SQL = statements
 		return l, nil
-	case err != nil:
-		return l, fmt.Errorf("make the login %s: %w", name, err)
-	case !there:
+	case err == nil && !there:
 		l.Password = password
 	}
-	return l, nil
+	return l, err
 }
 
 // upstreamLoginSQL reports whether the role exists, and whether it may append events already.

@@ -446,6 +446,10 @@ func TestASubscriberThatExistsContinuesWithoutExports(t *testing.T) {
 	if got := x.calls(subscribe.Snapshot); len(got) > 0 {
 		t.Errorf("states: %v", got)
 	}
+	x.await("NATS to forget the ended instance's requests", func() (bool, error) { // otherwise it may deliver the next event to them
+		c, err := x.js.Consumer(t.Context(), x.cfg.StreamName(0), "cache-follow")
+		return err == nil && c.CachedInfo().NumWaiting == 0, err
+	})
 	x.write(3)
 	x.expire(0, 0)
 	w = x.handle("later", nil)

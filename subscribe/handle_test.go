@@ -333,7 +333,7 @@ func TestHandleSaysWhatIsWrongBeforeItTakesAnything(t *testing.T) {
 		t.Errorf("a bad name: %v", err)
 	}
 	for eventType, want := range map[string]string{
-		"folow.created":   `there is no kind or upstream "folow"`,
+		"folow.created":   `this program knows no kind or upstream "folow"`,
 		"follow.edited":   "the events of follow are created, removed, updated, or * for all",
 		"follow":          "the events of follow are",
 		"comment.created": "the payload of comment is not of type event.Edge",

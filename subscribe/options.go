@@ -17,8 +17,9 @@ import (
 var (
 	// ErrName reports an invalid name of a subscriber.
 	ErrName = settings.ErrName
-	// ErrType reports a type of events that no kind has, or whose payload does not match the
-	// handler's type.
+	// ErrType reports a type of events that no kind or upstream of the options Kinds and Upstreams
+	// has, or whose payload does not match the handler's type. It says nothing about the
+	// installation, because NATS has no list of what that declares.
 	ErrType = settings.ErrType
 	// ErrOption reports an option that the function does not have, or whose value is out of bounds.
 	// It also reports a Takeover or InOrder other than that of the durable consumer of an

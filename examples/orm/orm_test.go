@@ -83,10 +83,7 @@ func declare(t *testing.T, db *testkit.DB) string {
 		declared.Request{Upstream: *u, Actor: "test"}); err != nil {
 		t.Fatal(err)
 	}
-	made, err := migrations.MakeUpstreamLogin(t.Context(), in.URL, login)
-	if err != nil {
-		t.Fatal(err)
-	}
+	made := testkit.UpstreamLogin(t, in, login)
 	t.Cleanup(func() { // logins belong to the server, not to the test's database
 		for _, sql := range []string{"DROP OWNED BY ", "DROP ROLE "} {
 			if _, err := owner.Exec(context.WithoutCancel(t.Context()), sql+login); err != nil {

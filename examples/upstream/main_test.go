@@ -24,7 +24,6 @@ import (
 	"github.com/tidings/tidings/internal/testkit/system"
 	"github.com/tidings/tidings/kinds/declared"
 	"github.com/tidings/tidings/kinds/kindfile"
-	"github.com/tidings/tidings/migrations"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -58,10 +57,7 @@ func login(t *testing.T, db *testkit.DB) string {
 		declared.Request{Upstream: *order, Actor: "test"}); err != nil {
 		t.Fatal(err)
 	}
-	made, err := migrations.MakeUpstreamLogin(t.Context(), db.URL, name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	made := testkit.UpstreamLogin(t, db, name)
 	setup := strings.ReplaceAll(string(content), "bookmarks_service", name)
 	if _, err := owner.Exec(t.Context(), setup, pgx.QueryExecModeSimpleProtocol); err != nil {
 		t.Fatal(err)

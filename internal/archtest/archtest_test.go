@@ -110,7 +110,7 @@ var rules = []rule{
 			"kinds/*", "event", "internal/*"}},
 	{pkg: "ops/*", libs: []string{pgx, nats},
 		may: []string{"ops/*", "store", "outbox", "outbox/*", "relay", "consumers", "projections", "projections/history", "migrations",
-			"kinds", "kinds/catalog", "event", "internal/*"}},
+			"kinds", "kinds/catalog", "kinds/declared", "kinds/upstreams", "event", "internal/*"}},
 
 	{pkg: "internal/broker", may: []string{"event", "internal/work"}, libs: []string{nats}}, // event: the subjects
 	{pkg: "internal/natsserver", libs: []string{nats, srv}},                                 // the only one that may import the server

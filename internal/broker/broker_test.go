@@ -535,6 +535,18 @@ func TestConnectionWaitsForAServerThatIsNotThereYet(t *testing.T) {
 	}
 }
 
+func TestAFailedConnectionNamesTheServersWithoutPasswords(t *testing.T) {
+	t.Parallel()
+	b := testkit.NATS(t)
+	cfg := b.Config()
+	one, other := testkit.FreeAddr(t), testkit.FreeAddr(t)
+	cfg.URL = "nats://ann:secret@" + one + ", nats://ann:secret@" + other
+	_, err := broker.Connect(cfg, "test", slog.New(slog.DiscardHandler), nats.RetryOnFailedConnect(false))
+	if err == nil || !strings.Contains(err.Error(), "("+one+", "+other+")") || strings.Contains(err.Error(), "secret") {
+		t.Errorf("%v, want both addresses and no password", err)
+	}
+}
+
 func TestMissingPermissionIsLogged(t *testing.T) {
 	srv, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true,
 		Users: []*server.User{{Username: "u", Password: "p",

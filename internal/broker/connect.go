@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/url"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -71,9 +72,20 @@ func Connect(cfg Config, name string, log *slog.Logger, opts ...nats.Option) (*n
 		return nil, errors.New("connect to NATS: NATS_URL is not a list of URLs; a character of its password may need an escape")
 	}
 	if err != nil {
-		return nil, fmt.Errorf("connect to NATS: %w", err)
+		return nil, fmt.Errorf("connect to NATS (%s): %w", cfg.hosts(), err)
 	}
 	return nc, nil
+}
+
+// hosts names the servers, without users and passwords.
+func (c Config) hosts() string {
+	var all []string
+	for one := range strings.SplitSeq(c.servers(), ",") {
+		if u, err := url.Parse(one); err == nil && u.Host != "" {
+			all = append(all, u.Host)
+		}
+	}
+	return strings.Join(all, ", ")
 }
 
 // ErrClosed reports that the client has closed the connection forever. Only a new connection helps:

@@ -18,14 +18,15 @@ import (
 type Durable struct {
 	Name        string  `json:"name"`
 	Stream      string  `json:"stream"`
-	State       string  `json:"state"`          // CaughtUp, Working, Unserved or Redelivers
-	Behind      uint64  `json:"behind"`         // messages not yet delivered to it
-	Unacked     int     `json:"unacknowledged"` // messages delivered to it and not yet acknowledged
-	Redelivered int     `json:"redelivered"`    // those of Unacked that NATS has delivered more than once
-	Waiting     int     `json:"waiting"`        // requests that wait for messages; 1 if NATS pushes to somebody
-	Idle        float64 `json:"idle_seconds"`   // since its last delivery or acknowledgment; without one, since it was created
-	Floor       uint64  `json:"ack_floor"`      // the stream's sequence up to which every message is acknowledged
-	Last        uint64  `json:"stream_last"`    // the stream's last sequence
+	Filter      string  `json:"filter,omitempty"` // the subjects of its messages; "": all, or several filters
+	State       string  `json:"state"`            // CaughtUp, Working, Unserved or Redelivers
+	Behind      uint64  `json:"behind"`           // messages not yet delivered to it
+	Unacked     int     `json:"unacknowledged"`   // messages delivered to it and not yet acknowledged
+	Redelivered int     `json:"redelivered"`      // those of Unacked that NATS has delivered more than once
+	Waiting     int     `json:"waiting"`          // requests that wait for messages; 1 if NATS pushes to somebody
+	Idle        float64 `json:"idle_seconds"`     // since its last delivery or acknowledgment; without one, since it was created
+	Floor       uint64  `json:"ack_floor"`        // the stream's sequence up to which every message is acknowledged
+	Last        uint64  `json:"stream_last"`      // the stream's last sequence
 }
 
 // States of a durable consumer.
@@ -90,8 +91,8 @@ func durables(ctx context.Context, js jetstream.JetStream, stream string) (all [
 }
 
 func durableOf(c *jetstream.ConsumerInfo, stream string, last uint64) Durable {
-	d := Durable{Name: c.Name, Stream: stream, State: CaughtUp, Behind: c.NumPending, Unacked: c.NumAckPending,
-		Redelivered: c.NumRedelivered, Waiting: c.NumWaiting, Floor: c.AckFloor.Stream, Last: last}
+	d := Durable{Name: c.Name, Stream: stream, Filter: c.Config.FilterSubject, State: CaughtUp, Behind: c.NumPending,
+		Unacked: c.NumAckPending, Redelivered: c.NumRedelivered, Waiting: c.NumWaiting, Floor: c.AckFloor.Stream, Last: last}
 	if c.PushBound {
 		d.Waiting = 1
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/migrations"
 )
 
 // bare removes the roles of Tidings, which the copied files of the server have, with the template.
@@ -46,6 +47,14 @@ func (db *DB) As(t testing.TB, login string) *DB {
 	check(t, "read the database's URL", err)
 	u.User = url.UserPassword(login, login)
 	return &DB{URL: u.String()}
+}
+
+// UpstreamLogin lets the role append events of upstreams, as `tidings upstream add --login` does.
+func UpstreamLogin(t testing.TB, db *DB, name string) migrations.UpstreamLogin {
+	t.Helper()
+	made, err := migrations.MakeUpstreamLogins(t.Context(), db.URL, []string{name}, func([]migrations.UpstreamLogin) error { return nil })
+	check(t, "make the login "+name, err)
+	return made[0]
 }
 
 // businessSQL makes what a business has in its database: logins, groups, default privileges, row

@@ -27,7 +27,6 @@ import (
 	"github.com/tidings/tidings/kinds/declared"
 	"github.com/tidings/tidings/kinds/kindfile"
 	"github.com/tidings/tidings/kinds/upstreams"
-	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/outbox"
 )
 
@@ -76,10 +75,7 @@ func declare(t *testing.T, pool *pgxpool.Pool, file string, logins ...string) de
 func login(t *testing.T, db *testkit.DB) (*pgxpool.Pool, string) {
 	t.Helper()
 	name := "orders_" + strings.ToLower(rand.Text()[:12]) // logins belong to the server
-	made, err := migrations.MakeUpstreamLogin(t.Context(), db.URL, name)
-	if err != nil || made.Password == "" {
-		t.Fatalf("%+v, %v", made, err)
-	}
+	made := testkit.UpstreamLogin(t, db, name)
 	owner := db.Pool(t, postgres.RoleOwner)
 	t.Cleanup(func() {
 		if _, err := owner.Exec(context.WithoutCancel(t.Context()), "DROP ROLE "+name); err != nil {

@@ -98,6 +98,7 @@ func Probe(ctx context.Context, src status.Sources, st status.State) (all []Find
 			return failedJobs(runs), err
 		}},
 		{"archive", truth, func() ([]Finding, error) { return archive(ctx, src.Truth) }},
+		{"declarations", truth, func() ([]Finding, error) { return undeclared(ctx, src.Truth, src.Broker.Prefix, st.External) }},
 		{"schema of the outbox", truth, func() ([]Finding, error) { return schema(ctx, src.Truth, migrations.Outbox) }},
 		{"schema of the truth", truth && !src.OutboxAlone,
 			func() ([]Finding, error) { return schema(ctx, src.Truth, migrations.Truth) }},

@@ -211,6 +211,7 @@ var probeRules = []Rule{
 	{Name: "clock-skew", Severity: Warning},
 	{Name: "job-failed", Severity: Warning, Runbook: "JobFailing", Console: "archive"},
 	{Name: "archive-export", Severity: Warning, Runbook: "OutboxExportFailing", Console: "archive"},
+	{Name: "subscriber-undeclared", Severity: Warning, Console: "consumers"},
 	{Name: "nats-version", Severity: Error},
 	{Name: "nats-credentials", Severity: Warning, Runbook: "CredentialsExpire"},
 	{Name: "jetstream", Severity: Error},

@@ -110,8 +110,8 @@ func declareOrders(t *testing.T, db *testkit.DB, login string) {
 		declared.Request{Upstream: *u, Actor: "test"}); err != nil {
 		t.Fatal(err)
 	}
-	if made, err := migrations.MakeUpstreamLogin(t.Context(), db.URL, login); err != nil || made.Password != "" || len(made.SQL) > 0 {
-		t.Fatalf("%+v, %v", made, err)
+	if made := testkit.UpstreamLogin(t, db, login); made.Password != "" || len(made.SQL) > 0 {
+		t.Fatalf("%+v", made)
 	}
 }
 

@@ -107,7 +107,7 @@ func TestDevStopsAndGoesOn(t *testing.T) {
 	}
 
 	if code, _, stderr := run(t, nil, "", "status", "--data", d.dir); code != exitError ||
-		!strings.Contains(stderr, "has ended. Start it again") {
+		!strings.Contains(stderr, "has ended. Start it again") || !strings.Contains(stderr, "or set DATABASE_URL and NATS_URL") {
 		t.Errorf("status without a dev: exit code %d, %s", code, stderr)
 	}
 

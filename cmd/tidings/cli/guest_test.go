@@ -76,6 +76,7 @@ func TestCommandsWorkWithTheOutboxAlone(t *testing.T) {
 	says(exitOK, cfg.StreamName(0), "partitions", "list")
 	says(exitOK, "Repair has nothing to do", "repair", "stream", "--dry-run")
 	says(exitOK, "order/7", "events", "find", "--since", "1h", "--type", "paid")
+	watchOrders(t, env, in)
 	says(exitOK, "", "dlq", "outbox", "list")
 	says(exitOK, "", "outbox", "list")
 	says(exitOK, "age 48h0m0s", "stream", "configure", "--max-age", "48h", "--yes")
@@ -92,7 +93,12 @@ func TestCommandsWorkWithTheOutboxAlone(t *testing.T) {
 		"events: {paid: {versions: {1: {type: object}}}}"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	says(exitOK, "", "nats", "durable", "--name", "mailer", "--filter", "order.paid")
+	says(exitAgain, "there is no kind or upstream order", "doctor")
 	says(exitOK, "upstream order: added", "upstream", "add", "order", "--file", file)
+	if _, out, _ := run(t, env, "", "doctor"); strings.Contains(out, "subscriber-undeclared") {
+		t.Errorf("a declared subscriber: %s", out)
+	}
 	says(exitOK, "com.example.order.paid.v1", "upstream", "list", "--json")
 	says(exitOK, "5 files", "contracts", "write", dir)
 
@@ -104,6 +110,28 @@ func TestCommandsWorkWithTheOutboxAlone(t *testing.T) {
 			t.Errorf("%s: exit code %d\n%s%s", command, code, stdout, stderr)
 		}
 	}
+}
+
+// watchOrders appends orders until `events watch` has printed one.
+func watchOrders(t *testing.T, env map[string]string, in *testkit.DB) {
+	t.Helper()
+	printed := make(chan string, 1)
+	go func() {
+		_, stdout, stderr := run(t, env, "", "events", "watch", "--kind", "order", "--limit", "1")
+		printed <- stdout + stderr
+	}()
+	testkit.Eventually(t, "a watched order", func() (bool, error) {
+		appendOrder(t, in, "8")
+		select {
+		case out := <-printed:
+			if !strings.Contains(out, "order.paid  8") {
+				t.Fatalf("events watch prints %s", out)
+			}
+			return true, nil
+		default:
+			return false, nil
+		}
+	})
 }
 
 // TestServeRunsAGuestsRelayAndJobs runs the process of a guest on a server that has none of our

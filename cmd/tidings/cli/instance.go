@@ -140,8 +140,8 @@ func (p Process) servers(ctx context.Context, data string) (servers, error) {
 	}
 	if err := syscall.Kill(in.PID, 0); errors.Is(err, syscall.ESRCH) {
 		dir, _ := p.dataDir(data) // p.instance has found it
-		return s, fmt.Errorf("%s: the `tidings dev` here (process %d) has ended. Start it again, or name another directory with --data",
-			dir, in.PID)
+		return s, fmt.Errorf("%s: the `tidings dev` here (process %d) has ended. Start it again, or name another directory with --data, "+
+			"or set DATABASE_URL and NATS_URL", dir, in.PID)
 	}
 	s.DatabaseURL, s.ProjectionsDatabaseURL, s.Broker.URL = in.DatabaseURL, in.ProjectionsDatabaseURL, in.NATSURL
 	return s, nil

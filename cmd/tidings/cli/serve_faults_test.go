@@ -11,9 +11,11 @@ import (
 	"os/exec"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/tidings/tidings/event"
@@ -44,8 +46,8 @@ func newFleet(t *testing.T, env []string) *host {
 	return h
 }
 
-// restart kills all processes of the host at once, and starts others.
-func (h *host) restart(t *testing.T) {
+// kill kills all processes of the host at once, and starts others.
+func (h *host) kill(t *testing.T, _ *pgxpool.Pool) {
 	t.Helper()
 	var all sync.WaitGroup
 	for _, p := range h.processes {
@@ -56,12 +58,46 @@ func (h *host) restart(t *testing.T) {
 	h.ready(t)
 }
 
-// TestTwoHostsSurviveKills kills two hosts in turn while callers write. Every answered write is in
-// the counts, no event is lost or published twice, and the events of an edge are in order.
+// replace stops all processes of the host, as a rolling restart does, and starts others.
+func (h *host) replace(t *testing.T, _ *pgxpool.Pool) {
+	t.Helper()
+	for _, p := range h.processes {
+		p.Signal(syscall.SIGTERM)
+		if code := p.AwaitEnd(); code != exitOK {
+			t.Errorf("exit code %d after SIGTERM", code)
+		}
+	}
+	h.processes = h.start()
+	h.ready(t)
+}
+
+// freeze freezes the host's process until others have all its leases, and thaws it.
+func (h *host) freeze(t *testing.T, system *pgxpool.Pool) {
+	t.Helper()
+	p := h.processes[0]
+	p.Signal(syscall.SIGSTOP)
+	testkit.Eventually(t, "others to take the frozen process's leases", func() (bool, error) {
+		var mine, others bool
+		err := system.QueryRow(t.Context(), heldSQL, fmt.Sprint(p.PID())).Scan(&mine, &others)
+		return !mine && others, err
+	})
+	p.Signal(syscall.SIGCONT)
+	h.ready(t)
+}
+
+// TestTwoHostsSurviveKills kills two hosts in turn while callers write, freezes them past their
+// leases, and restarts them. Every answered write is in the counts, no event is lost or published
+// twice, and the events of an edge are in order.
 func TestTwoHostsSurviveKills(t *testing.T) {
-	for name, start := range map[string]func(t *testing.T, env []string) *host{
-		"fleet":  newFleet,
-		"serves": func(t *testing.T, env []string) *host { return newServe(t, env) },
+	serves := func(t *testing.T, env []string) *host { return newServe(t, env) }
+	for name, c := range map[string]struct {
+		start   func(t *testing.T, env []string) *host
+		disturb func(h *host, t *testing.T, system *pgxpool.Pool)
+	}{
+		"fleets killed":    {newFleet, (*host).kill},
+		"serves killed":    {serves, (*host).kill},
+		"serves frozen":    {serves, (*host).freeze},
+		"serves restarted": {serves, (*host).replace},
 	} {
 		t.Run(name, func(t *testing.T) {
 			db, nats := testkit.Postgres(t), testkit.NATS(t)
@@ -71,12 +107,12 @@ func TestTwoHostsSurviveKills(t *testing.T) {
 				t.Fatal(err)
 			}
 			env := serversOf(db, nats)
-			hosts := []*host{start(t, env), start(t, env)}
+			hosts := []*host{c.start(t, env), c.start(t, env)}
 			for _, h := range hosts {
 				h.ready(t)
 			}
 
-			const writers, users, kills = 4, 20, 4
+			const writers, users, faults = 4, 20, 4
 			follows := make([]map[string]bool, writers) // by edge: whether it is there after the last write
 			var stop atomic.Bool
 			var writes, retries atomic.Int64
@@ -101,10 +137,10 @@ func TestTwoHostsSurviveKills(t *testing.T) {
 					}
 				})
 			}
-			for n := range kills {
+			for n := range faults {
 				before := writes.Load()
 				testkit.Eventually(t, "more writes", func() (bool, error) { return t.Failed() || writes.Load() > before+200, nil })
-				hosts[n%len(hosts)].restart(t)
+				c.disturb(hosts[n%len(hosts)], t, system)
 			}
 			stop.Store(true)
 			load.Wait()

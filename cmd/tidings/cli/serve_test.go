@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
@@ -161,6 +162,25 @@ func TestServeRunsAllPartsWithoutOwningTheDatabase(t *testing.T) {
 		status, err := h.ask(t, "GET", "/v1/users/2/counts", token, &got)
 		return status == http.StatusOK && got.Followers == "1", err
 	})
+	file := filepath.Join(t.TempDir(), "order.yaml")
+	if err := os.WriteFile(file, []byte("upstream: order\ntype_prefix: com.example\nsource: /shop\n"+
+		"events: {paid: {versions: {1: {type: object}}}}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	vars := map[string]string{"DATABASE_URL": db.URL}
+	if code, _, stderr := run(t, vars, "", "upstream", "add", "order", "--file", file); code != exitOK {
+		t.Fatal(stderr)
+	}
+	for path, want := range map[string]string{"/v1/schemas/com.example.order.paid.v1": `"urn:tidings:order:paid:v1"`,
+		"/v1/asyncapi.json": `"events.{partition}.t{tenant}.order.paid"`} {
+		testkit.Eventually(t, path+" to know the upstream", func() (bool, error) {
+			status, body := get(t, "http://"+h.api+path)
+			if status != http.StatusOK || !strings.Contains(body, want) {
+				return false, fmt.Errorf("%d, %.200s", status, body)
+			}
+			return true, nil
+		})
+	}
 	_, metrics := get(t, "http://"+h.ops[0]+"/metrics")
 	for _, want := range []string{`tidings_build_info\{binary="serve"`, `tidings_relay_\w+\{[^}]*part="relay"`,
 		`tidings_consumer_\w+\{[^}]*part="threadcache"`, `part="jobs"`, `part="api"`} {
@@ -242,4 +262,40 @@ func TestServeAnswersRequestsWithoutNATS(t *testing.T) {
 	open()
 	ready("", http.StatusOK, "")
 	ready("?part=relay", http.StatusOK, "")
+}
+
+// heldSQL reports whether the process with the id $1 has a lease, and whether others relay.
+const heldSQL = `
+SELECT coalesce(bool_or(owner LIKE '%-' || $1 || '-%'), false),
+       coalesce(bool_or(kind = 'relay' AND owner NOT LIKE '%-' || $1 || '-%'), false)
+  FROM leases WHERE expires_at > clock_timestamp()`
+
+// TestServeEndsIfAPartCannotStart gives the API of a second process the port of the first. The
+// second one says so, ends, and keeps no lease, and the first one works.
+func TestServeEndsIfAPartCannotStart(t *testing.T) {
+	t.Parallel()
+	db, nats := testkit.Postgres(t), testkit.NATS(t)
+	system, env := db.Pool(t, postgres.RoleSystem), serversOf(db, nats)
+	h := newServe(t, env)
+	h.ready(t)
+	cmd := exec.Command(os.Args[0], "serve")
+	cmd.Env = append(env, childVariable+"=spawned", "API_ADDR="+h.api, "OPS_ADDR="+testkit.FreeAddr(t))
+	second := testkit.Spawn(t, "second serve", cmd)
+	if code := second.AwaitEnd(); code != exitError {
+		t.Errorf("exit code %d", code)
+	}
+	for _, want := range []string{`"err":"api: `, "address already in use", `"runbook":"ProcessEnded"`} {
+		if !strings.Contains(second.Log(), want) {
+			t.Errorf("the log lacks %s:\n%s", want, second.Log())
+		}
+	}
+	testkit.Eventually(t, "the first process to relay", func() (bool, error) {
+		var mine, others bool
+		err := system.QueryRow(t.Context(), heldSQL, fmt.Sprint(second.PID())).Scan(&mine, &others)
+		if mine {
+			t.Fatal("the process that has ended has a lease")
+		}
+		return others, err
+	})
+	h.ready(t)
 }

@@ -86,8 +86,9 @@ at INSERT, with the reason. Without --file, the declaration stays as it is and o
 docs/upstream.md describes the file; "-" reads it from stdin.
 
 --login names a role of PostgreSQL that may append these events, and nothing else; its members may
-too. Add creates a login with a random password if there is no such role, and prints the password
-once. If your own login may not create roles, add prints the SQL for somebody who may.
+too. If there is no such role, add creates a login. It prints a random password before the login
+exists, so after an interruption run it again. An existing role keeps its password; \password in
+psql sets another. If your own login may not create roles, add prints the SQL for somebody who may.
 
 A declared event version keeps its schema: add another version instead. Names, ids and event types
 stay too. docs/upstream.md lists what may change.`,
@@ -121,17 +122,15 @@ stay too. docs/upstream.md lists what may change.`,
 			if done.Added, err = declared.Add(ctx, s.Truth, r); err != nil {
 				return nil, err
 			}
-			for _, login := range r.Upstream.Logins {
-				if r.DryRun {
-					break
-				}
-				made, err := migrations.MakeUpstreamLogin(ctx, s.env.DatabaseURL, login)
-				if err != nil {
-					return nil, err
-				}
-				done.Logins = append(done.Logins, made)
+			show := func(logins []migrations.UpstreamLogin) error {
+				done.Logins = logins
+				return s.print(reports(done, func(w io.Writer) error { return sayAdded(w, done) }))
 			}
-			return reports(done, func(w io.Writer) error { return sayAdded(w, done) }), nil
+			if r.DryRun || len(r.Upstream.Logins) == 0 {
+				return nil, show(nil)
+			}
+			_, err = migrations.MakeUpstreamLogins(ctx, s.env.DatabaseURL, r.Upstream.Logins, show)
+			return nil, err
 		},
 	})
 	c.Flags().StringVar(&file, "file", "", "the `file` of the declaration")
@@ -149,7 +148,9 @@ func sayAdded(w io.Writer, done addedUpstream) error {
 		case len(l.SQL) > 0:
 			fmt.Fprintf(w, "This login may not create or grant roles. Somebody who may has to run:\n  %s\n", strings.Join(l.SQL, "\n  "))
 		case l.Password != "":
-			fmt.Fprintf(w, "The login %s was created. Its password is shown only now: %s\n", l.Name, l.Password)
+			fmt.Fprintf(w, "The new login %s has this password, which is shown only now: %s\n", l.Name, l.Password)
+		default:
+			fmt.Fprintf(w, "The role %s exists, and keeps its password.\n", l.Name)
 		}
 	}
 	var err error

@@ -242,7 +242,7 @@ func (s *Settings) checkOnly() error {
 
 // ErrUndeclared returns the part of ErrType that names an aggregate type.
 func ErrUndeclared(aggregateType string) error {
-	return fmt.Errorf("there is no kind or upstream %.40q; name those of your installation with the options Kinds and Upstreams",
+	return fmt.Errorf("this program knows no kind or upstream %.40q; name those of your installation with the options Kinds and Upstreams",
 		aggregateType)
 }
 
