@@ -36,8 +36,8 @@ func git(t *testing.T, repository string, args ...string) string {
 	return string(out)
 }
 
-// previous returns the commit of the previous release: the nearest tag of a release below the commit
-// that is checked out. Before there is one, it's the build that deploy/upgrade/previous records.
+// previous returns the commit of the previous release: the nearest tag of a release below the
+// commit that is checked out. Before there is one, it's what deploy/upgrade/previous records.
 func previous(t *testing.T, repository string) string {
 	t.Helper()
 	recorded, err := os.ReadFile(filepath.Join(repository, "deploy/upgrade/previous"))
