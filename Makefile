@@ -24,6 +24,7 @@ help: ## print this list
 .PHONY: run
 run: ## start everything and print where it listens (DATA=DIR to keep the data there)
 	@test -n "$$DATABASE_URL" || $(MAKE) --no-print-directory postgres
+	@test -x $(BIN)/tidings || echo "Building tidings. The first build takes some minutes."
 	@$(MAKE) --no-print-directory tidings
 	@exec $(BIN)/tidings dev $(if $(DATA),--data "$(DATA)")
 

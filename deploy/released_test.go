@@ -23,23 +23,80 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
+// git runs git in a repository and returns its output.
+func git(t *testing.T, repository string, args ...string) string {
+	t.Helper()
+	cmd := exec.Command("git", append([]string{"-C", repository}, args...)...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("git %s: %v: %s", strings.Join(args, " "), err, &stderr)
+	}
+	return string(out)
+}
+
+// previous returns the commit of the previous release: the nearest tag of a release below the
+// commit that is checked out. Before there is one, it's what deploy/upgrade/previous records.
+func previous(t *testing.T, repository string) string {
+	t.Helper()
+	recorded, err := os.ReadFile(filepath.Join(repository, "deploy/upgrade/previous"))
+	tag, untagged := exec.Command("git", "-C", repository, "describe", "--tags", "--abbrev=0", "--match=v*.*.*", "--exclude=*-*",
+		"HEAD~1").Output()
+	commit := strings.TrimSpace(string(tag))
+	if untagged != nil {
+		if err != nil {
+			t.Fatal(err)
+		}
+		commit = strings.TrimSpace(string(recorded))
+	}
+	if exec.Command("git", "-C", repository, "cat-file", "-e", commit+"^{commit}").Run() != nil {
+		t.Fatalf("this test builds the previous release, commit %s, which the repository's history lacks. Run it in a full clone: "+
+			"`git fetch --unshallow --tags` completes a shallow one.", commit)
+	}
+	return commit
+}
+
+// TestTheReleaseBeforeIsTheNearestTag tags releases in a repository of three commits.
+func TestTheReleaseBeforeIsTheNearestTag(t *testing.T) {
+	dir := t.TempDir()
+	git(t, dir, "init", "--quiet")
+	commit := func(previous string) string {
+		if err := os.MkdirAll(filepath.Join(dir, "deploy/upgrade"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "deploy/upgrade/previous"), []byte(previous+"\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		git(t, dir, "add", "--all")
+		git(t, dir, "-c", "user.name=test", "-c", "user.email=test@example.com", "commit", "--quiet", "--message=test")
+		return strings.TrimSpace(git(t, dir, "rev-parse", "HEAD"))
+	}
+	check := func(of, want string) {
+		t.Helper()
+		if got := previous(t, dir); got != want {
+			t.Errorf("the release before %s is %q, want %q", of, got, want)
+		}
+	}
+	recorded := commit("none")
+	commit(recorded)
+	check("the first release", recorded)
+	git(t, dir, "tag", "v0.1.0")
+	git(t, dir, "tag", "v0.2.0-rc.1", "HEAD~1")
+	check("the tag of the first release", recorded)
+	commit(recorded + " ")
+	check("the second release", "v0.1.0")
+	git(t, dir, "tag", "v0.2.0")
+	check("the tag of the second release", "v0.1.0")
+}
+
 // released returns the files of a folder in the previous release, by their paths.
 func released(t *testing.T, folder string) map[string][]byte {
 	t.Helper()
-	git := func(args ...string) []byte {
-		cmd := exec.Command("git", append([]string{"-C", ".."}, args...)...)
-		var stderr bytes.Buffer
-		cmd.Stderr = &stderr
-		out, err := cmd.Output()
-		if err != nil {
-			t.Fatalf("git %s: %v: %s", strings.Join(args, " "), err, &stderr)
-		}
-		return out
-	}
-	commit, files := previous(t), map[string][]byte{}
-	for name := range strings.Lines(string(git("ls-tree", "-r", "--name-only", commit, folder))) {
+	commit, files := previous(t, ".."), map[string][]byte{}
+	for name := range strings.Lines(git(t, "..", "ls-tree", "-r", "--name-only", commit, folder)) {
 		name = strings.TrimSpace(name)
-		files[name] = git("show", commit+":"+name)
+		files[name] = []byte(git(t, "..", "show", commit+":"+name))
 	}
 	if len(files) == 0 {
 		t.Fatalf("the previous release has no files in %s", folder)

@@ -4,7 +4,6 @@ package deploy_test
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -23,22 +22,6 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/migrations"
 )
-
-// previous returns the commit of the previous release, which must be in the repository's history.
-func previous(t *testing.T) string {
-	t.Helper()
-	file, err := os.ReadFile("upgrade/previous")
-	if err != nil {
-		t.Fatal(err)
-	}
-	commit := strings.TrimSpace(string(file))
-	if out, err := exec.Command("git", "cat-file", "-e", commit+"^{commit}").CombinedOutput(); err != nil {
-		t.Fatalf("this test builds the previous release, commit %s of deploy/upgrade/previous, but the repository's history "+
-			"lacks that commit. Run it in a full clone: `git fetch --unshallow` completes a shallow one. (%v: %s)",
-			commit, err, bytes.TrimSpace(out))
-	}
-	return commit
-}
 
 // checkOut writes the files of a commit to a new directory and returns its path.
 func checkOut(t *testing.T, commit string) string {
@@ -65,7 +48,7 @@ type rollout struct {
 }
 
 func newRollout(t *testing.T) *rollout {
-	source := checkOut(t, previous(t))
+	source := checkOut(t, previous(t, ".."))
 	r := &rollout{fleet: emptyFleet(t, testkit.EmptyPostgres(t)), source: source, before: release{"before", t.TempDir()},
 		after: release{"after", t.TempDir()}, running: map[string][]*process{}, balancer: newBalancer()}
 	root, err := filepath.Abs("..")

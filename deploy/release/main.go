@@ -74,6 +74,10 @@ func (r *release) build(version string) error {
 		}
 	}
 	notices := notices(licenses)
+	pages, err := r.pages()
+	if err != nil {
+		return err
+	}
 	var images []image
 	for _, platform := range r.platforms {
 		binary, err := r.compile(platform)
@@ -85,7 +89,7 @@ func (r *release) build(version string) error {
 			return err
 		}
 		name := "tidings-" + r.version + "-" + strings.ReplaceAll(platform, "/", "-")
-		if err := r.writeArchive(name+".tar.gz", below(name, files)); err != nil {
+		if err := r.writeArchive(name+".tar.gz", below(name, slices.Concat(files, pages))); err != nil {
 			return err
 		}
 		if strings.HasPrefix(platform, "linux/") {
@@ -183,6 +187,27 @@ func (r *release) files(binary, notices []byte) ([]file, error) {
 		files = append(files, file{name: "bin/" + name, link: "tidings"})
 	}
 	return files, err
+}
+
+// pages returns what an archive has beside the binary: the documents, because the commands name
+// their pages, and the rules, dashboards and settings that the pages name.
+func (r *release) pages() (pages []file, err error) {
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/*/*.md", "docs/images/*", "deploy/nats*.conf", "deploy/prometheus/*.yml",
+		"deploy/grafana/*.json"} {
+		names, err := filepath.Glob(filepath.Join(r.source, pattern))
+		if err != nil {
+			return nil, err
+		}
+		for _, path := range names {
+			name, _ := filepath.Rel(r.source, path)
+			data, err := os.ReadFile(path)
+			if err != nil {
+				return nil, err
+			}
+			pages = append(pages, file{name: filepath.ToSlash(name), data: data})
+		}
+	}
+	return pages, nil
 }
 
 // versionLine matches the lines of Chart.yaml that a release sets.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -84,6 +85,7 @@ func TestAReleaseIsBuiltTwiceAlikeAndWorks(t *testing.T) {
 	here := t.TempDir()
 	run(t, here, "tar", "-xf", filepath.Join(dist, archive+".tar.gz"))
 
+	t.Run("pages", func(t *testing.T) { pages(t, filepath.Join(here, archive)) })
 	t.Run("binaries", func(t *testing.T) { binaries(t, filepath.Join(here, archive)) })
 	t.Run("image", func(t *testing.T) { containers(t, filepath.Join(dist, "tidings-"+version+"-image.tar")) })
 	t.Run("chart", func(t *testing.T) {
@@ -131,6 +133,28 @@ func binaries(t *testing.T, dir string) {
 	if data := read(t, dir, "bin/tidings"); strings.Contains(data, os.TempDir()+"/tidings-release-") {
 		t.Error("the binary names the folder in which it was built")
 	}
+}
+
+// pages checks that the archive has each page to which one of its pages leads.
+func pages(t *testing.T, dir string) {
+	links, code := 0, regexp.MustCompile(`(bench|examples)/`) // whoever reads code has the repository
+	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || filepath.Ext(path) != ".md" {
+			return err
+		}
+		for _, link := range regexp.MustCompile(`\]\(([^)#:]+\.(?:md|png))[)#]`).FindAllStringSubmatch(read(t, path), -1) {
+			links++
+			if _, err := os.Stat(filepath.Join(filepath.Dir(path), link[1])); err != nil && !code.MatchString(link[1]) {
+				t.Errorf("%s: %v", path, err)
+			}
+		}
+		return nil
+	})
+	if err != nil || links < 100 {
+		t.Errorf("%d links, %v", links, err)
+	}
+	read(t, dir, "docs/runbook/OutboxPartitionStuck.md") // tidings doctor names such pages
+	read(t, dir, "deploy/prometheus/rules.yml")
 }
 
 // containers checks each digest of the image, and compares its settings with those of

@@ -18,8 +18,8 @@ const MinVersion = 15
 
 // ErrNoBinaries reports that this machine has no PostgreSQL server to run. Its text names the
 // remedies.
-var ErrNoBinaries = errors.New("no PostgreSQL server binaries (version 15 or newer) found: run `make postgres`, or install the package " +
-	"postgresql, or set POSTGRES_BIN to their directory, or set DATABASE_URL to a running server")
+var ErrNoBinaries = errors.New("no PostgreSQL server binaries (version 15 or newer) found: install the package postgresql, or run " +
+	"`make postgres` in a checkout, or set POSTGRES_BIN to their directory, or set DATABASE_URL to a running server")
 
 // Binaries are the programs of one PostgreSQL installation.
 type Binaries struct {

@@ -174,7 +174,7 @@ func (v Report) reasons() (why []string) {
 		case left > 0 && len(v.Lagging) > 0:
 			why = append(why, fmt.Sprintf("%s: %s, which the events on their way may explain", r.Projection, differences(left)))
 		case left > 0:
-			why = append(why, fmt.Sprintf("%s: %s without an explanation", r.Projection, differences(left)))
+			why = append(why, fmt.Sprintf("%s: %s without an explanation (run it again if others write)", r.Projection, differences(left)))
 		}
 	}
 	for _, s := range v.Streams {

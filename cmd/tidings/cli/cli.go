@@ -159,7 +159,8 @@ func (p Process) exitCode(c *cobra.Command, err error, started bool) int {
 	case silent(err):
 		return exitAgain
 	}
-	fmt.Fprintf(p.Stderr, "tidings: %s\n", visibleLines(daemon.Plain(err)))
+	message := strings.ReplaceAll(daemon.Plain(err), "\n\t", "\n  ") // cobra indents its suggestions by tabs
+	fmt.Fprintf(p.Stderr, "tidings: %s\n", visibleLines(message))
 	for _, again := range []error{erasure.ErrUnfinished, restore.ErrUnfinished, outbox.ErrNotExclusive, outbox.ErrExclusiveLost} {
 		if errors.Is(err, again) {
 			return exitAgain

@@ -70,7 +70,7 @@ everything.
 
 With --trace it writes spans as lines of JSON. tidings events find --id ID --trace shows the path of
 one event.`,
-		Args: cobra.NoArgs,
+		Args: exactArgs(0),
 		RunE: func(c *cobra.Command, _ []string) error {
 			cfg, err := p.devConfig(c.Context(), readOnly)
 			if err != nil {

@@ -327,7 +327,7 @@ func (p Process) dlqListCommand(s letterSource) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "list",
 		Short: s.list,
-		Args:  cobra.NoArgs,
+		Args:  exactArgs(0),
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := f.parse(c, nil); err != nil {
 				return err

@@ -100,7 +100,10 @@ func TestUsage(t *testing.T) {
 	}
 	for args, want := range map[string]string{
 		"load a b": "got 2 arguments, want `tidings load (FILE |", "outbox retry": "got 0 arguments, want `tidings outbox retry ID...`",
-		"outbox kill": "got 0 arguments, want `tidings outbox kill ID... --reason REASON`",
+		"outbox kill":          "got 0 arguments, want `tidings outbox kill ID... --reason REASON`",
+		"pause followercounts": "got 1 argument, want `tidings pause --consumer NAME`",
+		"dlq outbox list a":    "want `tidings dlq outbox list`",
+		"outbox list a":        "want `tidings outbox list`", "dev a": "want `tidings dev`", "consumers": "Did you mean this?\n  consume\n",
 	} {
 		if code, _, stderr := run(t, nil, "", strings.Fields(args)...); code != exitInput || !strings.Contains(stderr, want) {
 			t.Errorf("%s: exit code %d, %q, want %q", args, code, stderr, want)

@@ -105,7 +105,7 @@ func (p Process) outboxListCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "list",
 		Short: "List the pending messages by id",
-		Args:  cobra.NoArgs,
+		Args:  exactArgs(0),
 		RunE: func(c *cobra.Command, _ []string) error {
 			if all && c.Flags().Changed("limit") {
 				return &usageError{errors.New("--limit and --all exclude each other")}

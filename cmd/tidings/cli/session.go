@@ -86,7 +86,7 @@ func (s *session) ask(show func(w io.Writer) error) error {
 func (p Process) command(d command) *cobra.Command {
 	c := &cobra.Command{Use: d.use, Short: d.short, Long: d.long, Example: d.example, Args: d.args}
 	if d.args == nil {
-		c.Args = cobra.NoArgs
+		c.Args = exactArgs(0)
 	}
 	s := &session{Process: p, cmd: c, dryRun: d.dryRun}
 	if d.json != "" {
