@@ -49,7 +49,7 @@ async function exportable() {
   const at = await lastSequence();
   await until(async () => {
     const { data } = await tidings.http.get({ url: '/v1/follows:export', query: { lines: 1 } });
-    return Number(JSON.parse(data.split('\n')[0]).streams[0].sequence) >= at;
+    return Number(JSON.parse(data.split('\n')[0]).export.streams[0].sequence) >= at;
   });
   return at;
 }
