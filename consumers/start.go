@@ -3,7 +3,9 @@ package consumers
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -42,25 +44,25 @@ SELECT @consumer, key, seq, coalesce(created, 'epoch'), created, closed
        OR o.last_processed_id < EXCLUDED.last_processed_id)`
 
 // StartAt creates the offsets of a consumer, or moves those that it has forward. The keys of at are
-// partition numbers. A partition that at does not name counts as ended if its number is lower than
-// a named one. The consumer reads partitions with higher numbers from their beginning.
+// partition numbers. The consumer reads a partition that at does not name from its beginning.
 func StartAt(ctx context.Context, tx pgx.Tx, consumer string, at map[int]Start) error {
-	last, prefix := -1, ""
+	prefix := "" // of the names of streams; one that has ended may have no other name here
 	for n, s := range at {
-		last, prefix = max(last, n), strings.TrimSuffix(s.Stream, strconv.Itoa(n))
+		if s.Stream != "" {
+			prefix = strings.TrimSuffix(s.Stream, strconv.Itoa(n))
+		}
 	}
 	var keys []string
 	var seqs []int64
 	var createds []*time.Time
 	var closed []bool
-	for n := range last + 1 {
-		s, named := at[n]
-		if ended := !named || s.Seq == math.MaxUint64; ended {
-			keys, seqs = append(keys, prefix+strconv.Itoa(n)), append(seqs, 0)
-			createds, closed = append(createds, nil), append(closed, true)
+	for _, n := range slices.Sorted(maps.Keys(at)) {
+		s := at[n]
+		keys = append(keys, prefix+strconv.Itoa(n))
+		if s.Seq == math.MaxUint64 {
+			seqs, createds, closed = append(seqs, 0), append(createds, nil), append(closed, true)
 		} else {
-			keys, seqs = append(keys, s.Stream), append(seqs, int64(s.Seq))
-			createds, closed = append(createds, &s.Created), append(closed, false)
+			seqs, createds, closed = append(seqs, int64(s.Seq)), append(createds, &s.Created), append(closed, false)
 		}
 	}
 	if _, err := tx.Exec(ctx, startSQL, pgx.StrictNamedArgs{"consumer": consumer, "keys": keys, "seqs": seqs, "createds": createds,

@@ -85,6 +85,7 @@ type subscriber struct {
 	kept      atomic.Bool   // an operator created the consumers, and only an operator changes them
 	readers   work.Crew[string, *reader]
 	boot      *bootstrap // nil without the option
+	crowded   int        // successive looks at which this instance had more than its share of turns
 
 	mu       sync.Mutex
 	lost     int // calls that did not return in time and still run
@@ -260,6 +261,7 @@ func (s *subscriber) assignReaders(ctx, handling context.Context) {
 	if s.boot != nil && !s.boot.joined.Load() {
 		return
 	}
+	var reading []*reader
 	for _, st := range streams {
 		s.mu.Lock()
 		done := s.done[st.Name] || s.boot != nil && s.boot.startOf(st).Whole
@@ -270,7 +272,7 @@ func (s *subscriber) assignReaders(ctx, handling context.Context) {
 		case done:
 		case busy:
 			n, err := r.pending(qctx, st)
-			pending += n
+			pending, reading = pending+n, append(reading, r)
 			if err == nil && n == 0 {
 				s.finish(qctx, st, streams, r)
 			}
@@ -279,6 +281,9 @@ func (s *subscriber) assignReaders(ctx, handling context.Context) {
 		}
 	}
 	s.metrics.lag.Set(float64(pending))
+	if s.InOrder {
+		s.shareTurns(reading)
+	}
 }
 
 // logRecreated logs that a stream was recreated.

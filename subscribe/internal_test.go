@@ -129,3 +129,61 @@ func TestATurnAfterAnOwnTurnKeepsTheOrder(t *testing.T) {
 	take(3, "third")
 	settle(3, 1, 2, 3, 4)
 }
+
+// TestAnInstancePassesWhatIsBeyondItsShare looks at six streams, of which the instance reads some.
+func TestAnInstancePassesWhatIsBeyondItsShare(t *testing.T) {
+	for name, c := range map[string]struct {
+		turns, waiting, looks, want int
+	}{
+		"alone":                           {6, 0, looks, 0},
+		"another waits":                   {6, 1, looks, 3},
+		"another has waited for a moment": {6, 1, looks - 1, 0},
+		"three others wait":               {6, 3, looks, 4},
+		"each has its share":              {2, 3, looks, 0},
+		"more instances than streams":     {1, 9, looks, 0},
+	} {
+		s := newSubscriber(&settings.Settings{Log: testkit.Logger(t)}, nil, "follow.*", nil)
+		var all []*reader
+		for i := range 6 {
+			r := &reader{subscriber: s}
+			if i < c.turns {
+				r.pin = "mine"
+			}
+			r.pulls.Store(2)
+			r.countOthers(&jetstream.ConsumerInfo{NumWaiting: c.waiting}, 2)
+			all = append(all, r)
+		}
+		for range c.looks {
+			s.shareTurns(all)
+		}
+		got := 0
+		for _, r := range all {
+			if r.yield.Load() {
+				got++
+			}
+		}
+		if got != c.want {
+			t.Errorf("%s: the instance passes %d of %d turns, want %d", name, got, c.turns, c.want)
+		}
+	}
+}
+
+// TestAnOwnRequestIsNoOtherInstance: NATS counts the requests of all instances.
+func TestAnOwnRequestIsNoOtherInstance(t *testing.T) {
+	for name, c := range map[string]struct {
+		before, after uint64
+		want          int
+	}{
+		"none of its own":          {2, 2, 3},
+		"one of its own":           {3, 3, 2},
+		"one that began meanwhile": {2, 3, 2},
+		"one that ended meanwhile": {3, 4, 2},
+		"one that came and went":   {2, 4, 2},
+	} {
+		r := &reader{}
+		r.pulls.Store(c.after)
+		if r.countOthers(&jetstream.ConsumerInfo{NumWaiting: 3}, c.before); r.others != c.want {
+			t.Errorf("%s: %d other instances, want %d", name, r.others, c.want)
+		}
+	}
+}

@@ -106,8 +106,9 @@ func Batch(events int) Option {
 }
 
 // Concurrency is the number of calls of a handler that may run at once, per instance (default 16).
-// It serializes an aggregate's events within the instance only: without InOrder, another instance
-// may handle an event of that aggregate meanwhile.
+// An instance has one call at a time for an aggregate. Without InOrder, another instance may handle
+// an event of that aggregate meanwhile. With InOrder, no other instance begins one before NATS has
+// the acknowledgment, or this instance was silent for Takeover.
 func Concurrency(n int) Option {
 	return settings.Of(settings.Handle, "Concurrency", func(s *settings.Settings) { s.Concurrency = n })
 }
@@ -129,7 +130,9 @@ func Drain(d time.Duration) Option {
 }
 
 // InOrder lets one instance at a time read a partition. So each aggregate's events come in the
-// order of the stream, no matter which instance handles them. The other instances stand by.
+// order of the stream, no matter which instance handles them. Instances share the partitions
+// evenly, and those beyond the number of partitions stand by (docs/adr/0029). When an instance
+// joins, each partition that moves to it pauses for up to Takeover.
 func InOrder() Option {
 	return settings.Of(settings.Handle, "InOrder", func(s *settings.Settings) { s.InOrder = true })
 }

@@ -285,3 +285,60 @@ func TestAProjectionBeginsBehindExports(t *testing.T) {
 		t.Errorf("lag %+v, %v", lag, err)
 	}
 }
+
+// TestAProjectionReadsAStreamThatNoExportLists: a stream that began and ended between two exports,
+// and one that had no stream yet when its neighbor had one.
+func TestAProjectionReadsAStreamThatNoExportLists(t *testing.T) {
+	for name, c := range map[string]struct {
+		exports func(r *rig) [][]projector.Position
+		want    []int64
+	}{
+		"two resizes between exports": {func(r *rig) [][]projector.Position {
+			first := r.positions()
+			r.publish(follow("1", "2", 2))
+			r.resize(2)
+			r.publish(follow("1", "2", 3))
+			r.resize(1)
+			second := r.positions()
+			r.publish(follow("1", "2", 4))
+			return [][]projector.Position{first, second}
+		}, []int64{2, 3, 4}},
+		"a partition without a stream": {func(r *rig) [][]projector.Position {
+			r.publish(follow("1", "2", 2))
+			r.resize(2)
+			only := r.positions()
+			only[0] = projector.Position{Partition: only[0].Partition}
+			r.publish(follow("1", "2", 3), follow("1", "20", 4))
+			return [][]projector.Position{only}
+		}, []int64{3, 4}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, 1)
+			pool := r.logged()
+			if err := projector.Migrate(t.Context(), pool); err != nil {
+				t.Fatal(err)
+			}
+			r.publish(follow("1", "2", 1))
+			exports := c.exports(r)
+			if err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+				return projector.Begin(t.Context(), tx, "search", exports...)
+			}); err != nil {
+				t.Fatal(err)
+			}
+			p := r.start(func(ctx context.Context) error {
+				return projector.Project(ctx, r.nc, pool, "search", logbook, subscribe.Log(testkit.Logger(t)))
+			})
+			r.await("the ends of the streams", func() (bool, error) {
+				lag, err := projector.Lag(t.Context(), r.nc, pool, "search")
+				return lag.Messages == 0, err
+			})
+			rows, _ := pool.Query(t.Context(), `SELECT DISTINCT version FROM log ORDER BY version`)
+			if got, err := pgx.CollectRows(rows, pgx.RowTo[int64]); err != nil || !slices.Equal(got, c.want) {
+				t.Errorf("applied the versions %v, %v, want %v", got, err, c.want)
+			}
+			if err := p.stop(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}

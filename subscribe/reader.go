@@ -1,12 +1,11 @@
 package subscribe
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -60,7 +59,11 @@ type reader struct {
 
 	term    context.Context // this instance may begin calls until it ends: with reading, or with its turn to read in order
 	endTerm context.CancelFunc
-	// For InOrder. Only the goroutine that reads uses them.
+	// For InOrder.
+	pulls  atomic.Uint64 // requests that began or ended: an odd number while NATS has one
+	yield  atomic.Bool   // pass the turn to another instance
+	others int           // instances that wait for a turn at this stream; see turns.go
+	// Only the goroutine that reads changes them, with mu held.
 	pin      string     // the id of this instance's turn to read
 	behind   bool       // the previous turn may have unfinished events
 	held     []*message // events that wait until NATS has delivered those again
@@ -117,6 +120,8 @@ func (r *reader) session(ctx context.Context) (progress bool, err error) {
 		switch {
 		case ctx.Err() != nil:
 			return progress, nil
+		case err == nil && r.yield.CompareAndSwap(true, false):
+			r.passTurn(ctx)
 		case errors.Is(err, jetstream.ErrPinIDMismatch): // another instance has the turn
 			r.giveBack()
 		case err != nil:
@@ -141,6 +146,8 @@ func (r *reader) pull(ctx context.Context, events int) (n int, err error) {
 	if r.InOrder {
 		opts = append(opts, jetstream.FetchPriorityGroup(broker.OrderGroup))
 	}
+	r.pulls.Add(1)
+	defer r.pulls.Add(1)
 	batch, err := r.consumer.Fetch(events, opts...)
 	if err != nil {
 		return 0, err
@@ -307,11 +314,13 @@ func (r *reader) fits(have jetstream.ConsumerConfig) error {
 
 // pending returns the number of events of the stream that no instance has handled yet.
 func (r *reader) pending(ctx context.Context, st broker.Stream) (int, error) {
+	pulls := r.pulls.Load()
 	c, err := r.js.Consumer(ctx, r.stream, r.durable)
 	if err != nil {
 		return 0, err
 	}
 	i := c.CachedInfo()
+	r.countOthers(i, pulls)
 	if r.boot != nil {
 		err = r.checkPassed(ctx, st, i.Delivered.Stream)
 		r.trouble(ctx, "exports of "+r.stream, err)
@@ -404,62 +413,4 @@ func (r *reader) keep(ctx context.Context) {
 		}
 		r.mu.Unlock()
 	}
-}
-
-// giveBack ends this instance's turn to read in order. Events that are not being handled go to the
-// instance with the next turn.
-func (r *reader) giveBack() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.endTurn()
-}
-
-// endTurn is giveBack for a caller that holds r.mu. The next turn may be this instance's own: NATS
-// ends the turn of an instance that stalls.
-func (r *reader) endTurn() {
-	r.endTerm()
-	for _, m := range r.held {
-		_ = m.Nak()
-		delete(r.undone, m.seq)
-	}
-	r.pin, r.held, r.behind, r.missing, r.repeated = "", nil, false, 0, false
-}
-
-// mayRead reports whether it is still this instance's turn. NATS refuses the requests of an ended
-// turn only while it has events to deliver or another instance has the turn. Without this, two
-// instances could hold events and wait for the other's forever.
-func (r *reader) mayRead(i *jetstream.ConsumerInfo) bool {
-	return slices.ContainsFunc(i.PriorityGroups, func(g jetstream.PriorityGroupState) bool {
-		return g.Group == broker.OrderGroup && g.PinnedClientID == r.pin
-	})
-}
-
-// settle dispatches the held events of a new turn, once NATS has delivered the unfinished events of
-// the previous turn again. NATS does that after AckWait. Events in hand from an earlier turn of
-// this instance count as unfinished: work gives back those that it has not begun.
-func (r *reader) settle(ctx context.Context) error {
-	if !r.behind {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, r.Broker.Timeout)
-	defer cancel()
-	i, err := r.consumer.Info(ctx)
-	if err != nil {
-		return fmt.Errorf("read the state of consumer %s of stream %s: %w", r.durable, r.stream, err)
-	}
-	if !r.mayRead(i) {
-		r.giveBack()
-		return nil
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.missing = i.NumAckPending - len(r.held); r.missing > 0 {
-		return nil
-	}
-	slices.SortFunc(r.held, func(a, b *message) int { return cmp.Compare(a.seq, b.seq) })
-	for _, m := range r.held {
-		r.dispatch(m)
-	}
-	r.held, r.behind, r.missing, r.repeated = nil, false, 0, false
-	return nil
 }

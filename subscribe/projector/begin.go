@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 
 	"github.com/jackc/pgx/v5"
 
@@ -38,15 +39,24 @@ func Begin(ctx context.Context, tx pgx.Tx, name string, exports ...[]Position) e
 	return consumers.StartAt(ctx, tx, name, starts(exports))
 }
 
-// starts returns the earliest position after all exports on each stream.
+// starts returns the earliest position after all exports on each stream. It does not have a stream
+// that the exports do not cover at all: one that a partition did not have yet, and one that began
+// and ended between two of the exports. Project reads it from its beginning.
 func starts(exports [][]Position) map[int]consumers.Start {
-	streams := make(map[int]consumers.Start)
+	streams, last := make(map[int]consumers.Start), -1
 	for _, positions := range exports {
 		for _, p := range positions {
-			if p.Stream == "" {
-				continue // Project reads it from its beginning
+			if last = max(last, p.Partition); p.Stream != "" {
+				streams[p.Partition] = consumers.Start{Stream: p.Stream, Created: p.Created, Seq: settings.Covered(exports, p.Partition)}
 			}
-			streams[p.Partition] = consumers.Start{Stream: p.Stream, Created: p.Created, Seq: settings.Covered(exports, p.Partition)}
+		}
+	}
+	if len(streams) == 0 {
+		return nil // the names of ended streams are unknown
+	}
+	for n := range last {
+		if _, listed := streams[n]; !listed && settings.Covered(exports, n) == math.MaxUint64 {
+			streams[n] = consumers.Start{Seq: math.MaxUint64}
 		}
 	}
 	return streams

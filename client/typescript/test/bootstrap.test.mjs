@@ -44,6 +44,15 @@ async function write(some = ids) {
 }
 
 const published = async (n) => until(async () => (await jsm.streams.info('EVENTS-0')).state.last_seq >= n);
+/** Waits until an export covers the stream: a relay notes a little later what it has published. Returns the last sequence. */
+async function exportable() {
+  const at = await lastSequence();
+  await until(async () => {
+    const { data } = await tidings.http.get({ url: '/v1/follows:export', query: { lines: 1 } });
+    return Number(JSON.parse(data.split('\n')[0]).export.streams[0].sequence) >= at;
+  });
+  return at;
+}
 const lastSequence = async () => (await jsm.streams.info('EVENTS-0')).state.last_seq;
 
 /** Starts a handler; `calls` has [type, follower, version]. */
@@ -78,7 +87,7 @@ const joined = (name) => until(async () => (await record(name))?.joined);
 test('a handler begins with the states of an export, and continues on the stream', async () => {
   await write();
   await published(100);
-  const covered = await lastSequence();
+  const covered = await exportable();
   const first = start('cache');
   const second = start('cache');
   await joined('cache');

@@ -1,4 +1,5 @@
-// Prints each new follow as a line of JSON, until SIGTERM.
+// Prints each new follow as a line of JSON, until SIGTERM. With a name as its argument it is an instance of that subscriber, in order,
+// and publishes the line instead: before the acknowledgment, so that a server has the lines of all processes in their order.
 import { connect } from '@nats-io/transport-node';
 import { handle } from '../dist/esm/subscribe/index.js';
 import { natsOptions } from './nats.mjs';
@@ -7,6 +8,8 @@ const stop = new AbortController();
 process.once('SIGTERM', () => stop.abort());
 const nc = await connect(natsOptions(process.env.NATS_URL));
 const log = { info() {}, warn: console.error, error: console.error };
-await handle(nc, 'printer', 'follow.created', (e) => console.log(JSON.stringify({ follow: e.data, stream: e.stream })),
-  { signal: stop.signal, takeover: 2000, log });
+const [name] = process.argv.slice(2);
+const tell = (line) => (name === undefined ? console.log(line) : nc.publish(`told.${name}`, line));
+await handle(nc, name ?? 'printer', 'follow.created', (e) => tell(JSON.stringify({ follow: e.data, stream: e.stream, pid: process.pid })),
+  { signal: stop.signal, takeover: 2000, log, inOrder: name !== undefined, attempts: 100 });
 await nc.close();

@@ -34,7 +34,10 @@ export interface HandleOptions {
   takeover?: number;
   /** Milliseconds that running calls get after `signal` has aborted, by default 20,000. */
   drain?: number;
-  /** Lets one instance at a time read a partition, so that an aggregate's events come in order, whichever instance gets them. */
+  /**
+   * Lets one instance at a time read a partition, so that an aggregate's events come in order, whichever instance gets them.
+   * Instances share the partitions evenly.
+   */
   inOrder?: boolean;
   /** Makes a new subscriber begin with the events stored then or later, instead of the oldest ones. */
   since?: Date;
@@ -114,6 +117,7 @@ function checked(name: string, type: string, options: HandleOptions): Settings {
   return s;
 }
 
+const looks = 3; // that see too many turns before an instance passes some: the request of a dead instance still waits at one of them
 const assignInterval = 1000; // milliseconds between two checks for new streams and for finished ones
 
 type Call = (event: Envelope, payload: Uint8Array, attempt: number, signal: AbortSignal) => Promise<void>;
@@ -135,6 +139,7 @@ export class Subscriber {
   readonly #done = new Set<string>(); // streams that have ended and are handled to their ends
   readonly #known = new Map<string, string>(); // when each stream was created
   #failure: SubscribeError | undefined;
+  #crowded = 0; // successive looks at which this instance had more than its share of turns
 
   constructor(readonly nc: NatsConnection, readonly jsm: JetStreamManager, readonly name: string, type: string,
     readonly s: Settings, readonly call: Call) {
@@ -261,11 +266,13 @@ export class Subscriber {
     this.#stopGone(there);
     if (this.boot?.joined === false) return;
     let pending = 0;
+    const reading: Reader[] = [];
     for (const s of streams) {
       if (this.boot?.startOf(s).whole) this.#done.add(s.name);
       if (this.#done.has(s.name) || this.reading.signal.aborted) continue;
       const reader = this.#readers.get(s.name);
       if (reader !== undefined) {
+        reading.push(reader);
         const n = await reader.pending(s).catch(() => undefined);
         pending += n ?? 0;
         if (n === 0) await this.#finish(s, streams, reader).catch(() => {}); // asked again in a second
@@ -274,6 +281,21 @@ export class Subscriber {
       }
     }
     this.s.health.pending = pending;
+    if (this.s.inOrder) this.#shareTurns(reading);
+  }
+
+  /**
+   * Passes turns to other instances if this instance has more than its share of the streams, rounded up. NATS gives a
+   * turn to the instance whose request is first, and so it gives the turns of all partitions to the first that starts.
+   */
+  #shareTurns(readers: Reader[]): void {
+    const instances = Math.max(1, ...readers.map((r) => 1 + r.others));
+    const turns = readers.filter((r) => r.hasTurn);
+    const excess = turns.length - Math.ceil(readers.length / instances);
+    this.#crowded = excess > 0 ? this.#crowded + 1 : 0;
+    if (this.#crowded < looks) return;
+    this.#crowded = 0;
+    for (const r of turns.filter((r) => r.others > 0).slice(0, excess)) r.yield = true;
   }
 
   #logRecreated(s: Stream): void {

@@ -43,6 +43,9 @@ export class Reader {
   #created = ''; // of the stream, and up to where NATS has delivered it; for bootstrap
   #passed = 0;
   // For inOrder.
+  yield = false; // pass the turn to another instance
+  others = 0; // instances that wait for a turn at this stream
+  #pulls = 0; // requests that began or ended: an odd number while NATS has one
   #pin = ''; // the id of this instance's turn to read
   #behind = false; // the previous turn may have unfinished events
   #held: Message[] = []; // events that wait until NATS has delivered those again
@@ -56,6 +59,10 @@ export class Reader {
 
   stop(): void {
     this.#stopping.abort();
+  }
+
+  get hasTurn(): boolean {
+    return this.#pin !== '';
   }
 
   get #window(): number {
@@ -85,7 +92,10 @@ export class Reader {
 
   /** The number of events of the stream that no instance has handled yet. */
   async pending(stream: Stream): Promise<number> {
+    const pulls = this.#pulls;
     const info = await this.sub.jsm.consumers.info(this.of.stream, this.sub.durable);
+    // Each instance has one request at NATS. This counts one too few if its own began or ended meanwhile, and never one too many.
+    this.others = Math.max(0, info.num_waiting - (pulls % 2 === 0 && pulls === this.#pulls ? 0 : 1));
     if (this.sub.boot !== undefined && this.#created === stream.created) {
       // Between two calls it cannot know whether NATS delivered a message before that expired.
       await this.sub.boot.check(stream, this.#created, this.#passed);
@@ -103,7 +113,8 @@ export class Reader {
       const room = await this.#awaitRoom(signal);
       if (signal.aborted) return;
       if (!(await this.#pull(room, signal, had))) this.#endTurn(); // another instance has the turn
-      await this.#settle();
+      if (this.yield) await this.#passTurn(signal);
+      else await this.#settle();
     }
   }
 
@@ -136,11 +147,13 @@ export class Reader {
         over.abort();
       },
     });
+    this.#pulls++;
     try {
       const request = { batch, expires: nanos(wait), ...order };
       nc.publish(`$JS.API.CONSUMER.MSG.NEXT.${this.of.stream}.${durable}`, JSON.stringify(request), { reply: inbox });
       await sleep(wait + late, over.signal);
     } finally {
+      this.#pulls++;
       over.abort();
       void replies.drain().catch(() => {}); // takes the events that are on their way
     }
@@ -421,6 +434,17 @@ export class Reader {
       this.#undone.delete(m.sequence);
     }
     [this.#pin, this.#held, this.#behind, this.#missing, this.#repeated] = ['', [], false, 0, false];
+  }
+
+  /**
+   * Gives the events in hand back, and requests none until NATS has ended the turn, after takeover, and given it to an
+   * instance that waits. A subscriber with credentials may not end it.
+   */
+  async #passTurn(signal: AbortSignal): Promise<void> {
+    this.yield = false;
+    this.sub.log('info', 'passing a partition to another instance', { stream: this.of.stream });
+    this.#endTurn();
+    await sleep(this.sub.s.takeover * 1.5, signal);
   }
 
   /**
