@@ -71,12 +71,15 @@ func (d *desk) sampleActs(t *testing.T) map[string]actCase {
 			t.Fatal(err)
 		}
 	}
+	for i, id := range []int{7001, 7002} {
+		d.fails(t, tenant, id, 3+i, "no stream for 7001", time.Duration(i+1)*time.Hour)
+	}
 	amy, max := d.Tokens.TenantAdmin, d.Tokens.TenantModerator
 	return map[string]actCase{
 		"dead_letter.retry": {by: amy, page: "/console/dead-letters", first: "too large", button: "Retry all",
 			says: "Retried 3 dead letters.",
-			want: `(SELECT count(*) = 3 FROM outbox_messages WHERE event_type = 'made') AND NOT EXISTS (SELECT FROM outbox_messages_dlq ` +
-				`WHERE cause = 'too large')`},
+			want: `(SELECT count(*) = 3 FROM outbox_messages WHERE event_type = 'made' AND attempts = 0) AND NOT EXISTS ` +
+				`(SELECT FROM outbox_messages_dlq WHERE cause = 'too large')`},
 		"dead_letter.discard": {by: amy, page: "/console/dead-letters/letter?source=outbox&id=910001", button: "Discard",
 			says: "Discarded 1 dead letter.",
 			want: `(SELECT array_agg(id) = '{910002}' FROM outbox_messages_dlq WHERE cause = 'no stream')`},
@@ -86,6 +89,10 @@ func (d *desk) sampleActs(t *testing.T) map[string]actCase {
 		"dead_letter.note": {by: amy, page: "/console/dead-letters", first: "to be noted", button: "Write a note",
 			fill: map[string]string{"note": "ask the writers"}, says: "Wrote the note.",
 			want: `EXISTS (SELECT FROM dead_letter_notes WHERE tenant_id = 7 AND note = 'ask the writers' AND actor = 'amy')`},
+		"message.retry": {by: amy, page: "/console/retrying", in: "//tr[td='post/7001']", button: "Retry now", says: "is due now",
+			want: `(SELECT available_at < now() + interval '1 minute' FROM outbox_messages WHERE aggregate_id = '7001')`},
+		"message.kill": {by: amy, page: "/console/retrying", in: "//tr[td='post/7002']", button: "Kill", says: "is in the DLQ.",
+			want: `(SELECT count(*) = 1 FROM outbox_messages_dlq WHERE aggregate_id = '7002' AND last_error ~ 'killed by amy: because')`},
 		"moderation.decide": {by: max, page: "/console/inspect?kind=comment&id=" + held[0], button: "Decide",
 			fill: map[string]string{"decide": "Remove"}, says: "Removed 1 comment.",
 			want: `(SELECT moderation_state = 'REMOVED' FROM children_comment WHERE child_id = '` + held[0] + `')`},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -67,6 +68,19 @@ func TestThePathOfAnEventIsShownHoweverItIsFound(t *testing.T) {
 	page(t, ada, first.link("Dead letter")).says("Dead letter 1", "still a bug")
 	page(t, ada, "/console/event?q=5").says("to EVENTS-0, from which it was erased")
 	page(t, ada, "/console/event?q=6").says("Failed", "3 of 10 times: too large", "Waiting")
+
+	// Its waterfall, and the event before and after it.
+	fall := page(t, amy, "/console/event?q=3").says("Durations count from the write", "Published", "(+1 h 0 min)",
+		"None before None after All of follow/3")
+	for bars, a := range map[string]*answer{`x="0" y="1" width="3[12][0-9]".*x="3[12][0-9]" y="1" width="[1-9]"`: fall,
+		`class="by" x="3[12][0-9]" y="1" width="8[01]"`: page(t, amy, "/console/event?q=2")} {
+		if !regexp.MustCompile(`(?s)` + bars).MatchString(a.body) {
+			t.Errorf("no bars %s: %s", bars, a.body)
+		}
+	}
+	after := page(t, amy, "/console/event?q=1&payload=show").link("Event after")
+	before := page(t, amy, after).says("as message 6", "None after").without(`"n"`).link("Event before")
+	page(t, amy, before).says("as message 1", "None before")
 	page(t, ada, "/console/event?q=7").says("Pending")
 
 	// Events of other tenants and unknown events have the same answer.
