@@ -37,6 +37,7 @@ type actCase struct {
 	check  []string          // boxes to click
 	says   string            // the outcome
 	want   string            // a condition in SQL that the act makes true
+	plan   string            // what the form shows before the reader confirms again
 	secret bool              // the outcome shows a token once
 }
 
@@ -140,6 +141,9 @@ func (d *desk) sampleActs(t *testing.T) map[string]actCase {
 			want: `EXISTS (SELECT FROM erasures WHERE tenant_id = 7 AND author_id = '3' AND finished_at IS NOT NULL AND requested_by = 'ada'
 					AND reason = 'because the test says so' AND (counts ->> 'children')::int = 2)
 				AND NOT EXISTS (SELECT FROM children_comment WHERE body LIKE '%words of 3')`},
+		"kinds.apply": {page: "/console/kinds", button: "Change the kinds", fill: map[string]string{"file": music},
+			plan: "edges.play: added", says: "Applied version ",
+			want: `to_regclass('edges_play') IS NOT NULL`},
 		"token.create": {page: "/console/tokens", button: "Create a token", fill: map[string]string{"tenant": "7", "name": "importer"},
 			check: []string{"write"}, says: "Made the token", secret: true,
 			want: `EXISTS (SELECT FROM api_tokens WHERE tenant_id = 7 AND name = 'importer' AND roles @> '{read,write}' AND expires_at > ` +
@@ -218,8 +222,16 @@ func (b *browser) doAct(t *testing.T, name string, a actCase) {
 	for _, value := range a.check {
 		b.run(chromedp.Click(chromedp.CSS(`input[type=checkbox][value="` + value + `"]`)))
 	}
+	why := "because the test says so"
+	if a.plan != "" {
+		b.run(chromedp.SendKeys(chromedp.CSS("#act-reason"), why),
+			chromedp.Click(chromedp.CSS("form.stack .row button")))
+		b.waits(a.plan)
+		b.accessible("the plan of " + name)
+		why = "" // the form keeps it
+	}
 	eval[*bool](b, `document.querySelectorAll("#confirm").forEach(e => { e.value = e.placeholder; }), null`)
-	b.confirm("because the test says so")
+	b.confirm(why)
 	b.waits(a.says)
 	if shown := strings.Contains(eval[string](b, `document.body.innerText`), "tdg_"); shown != a.secret {
 		t.Errorf("the outcome shows a token: %t, want %t", shown, a.secret)

@@ -34,7 +34,7 @@ var files embed.FS
 const (
 	root        = "/console/"
 	pageTimeout = 10 * time.Second // limit for the reads of one page
-	maxForm     = 64 << 10         // bytes of a form's body
+	maxForm     = 256 << 10        // bytes of a form's body, which may have a file of kinds
 )
 
 // Console is the handler of /console/. It is safe for concurrent use.

@@ -141,6 +141,7 @@ func (e eight) forms() map[string]url.Values {
 		"thread.settings":       form("kind", "comment", "object", "88", "on", "locked"),
 		"inspect.repair":        form("projection", "threadcache", "key", key), "consumer.pause": form("consumer", "archiver"),
 		"consumer.resume": form("consumer", "threadcache"), "consumer.verify": form("consumer", "archiver"),
+		"kinds.apply":     form("file", "objects: {only: onlys}"),
 		"consumer.replay": form("consumer", "archiver"), "hold.add": form(), "hold.release": form("hold", "1"),
 		"erasure.count": form("author", "81"), "erasure.start": form("author", "81"),
 		"token.create": form("name", secret8+"2", "roles", "read"), "token.rotate": form("name", secret8, "overlap", "0"),
