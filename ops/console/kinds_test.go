@@ -75,11 +75,12 @@ func TestAChangeOfKindsIsPlannedAndApplied(t *testing.T) {
 		t.Errorf("%+v, %v", all, err)
 	}
 
-	// The form begins with the file in force. To remove kinds, the reader types how many changes do.
+	// The form begins with the file in force. The reader types how many changes remove kinds.
 	form = page(t, ada, apply)
 	send(form.file()).says("there is nothing to change")
 	edges := music[:strings.Index(music, "children:")]
-	less := send(edges).says("children.remark: removed", "removes or restricts kinds, which have no rows: 1 change.", "To confirm, type 1")
+	less := send(edges).says("children.remark: removed", "To confirm, type 1",
+		"removes or restricts kinds, which have no rows: 1 change.")
 	seen = less.form().Get("seen")
 	send(edges, "seen", seen, "confirm", "2").says("To confirm, type 1.")
 	if applied() != 1 {
