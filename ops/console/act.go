@@ -50,7 +50,7 @@ type subject struct {
 	Fields  []field  // further inputs
 	Wrong   string   // why the act cannot be done with this input; empty: it can
 	Plan    []string // what it would change, one line each
-	Seen    string   // names the plan, which the reader must have seen before he confirms; empty: there is none
+	Seen    string   // names the plan, which the reader must have seen before confirming; empty: there is none
 	Button  string   // instead of the act's label
 	Confirm string   // what the reader types to confirm an act that does much harm; empty: nothing
 	Back    string   // the page to go back to
@@ -265,7 +265,7 @@ func (s subject) lacks(in url.Values) string {
 	return s.Wrong
 }
 
-// unconfirmed says what the reader has not typed. It is empty if he has confirmed.
+// unconfirmed says what the reader has to type. It is empty if that is done.
 func (s subject) unconfirmed(in url.Values) string {
 	if typed := strings.ReplaceAll(strings.TrimSpace(in.Get(fieldConfirm)), ",", ""); s.Confirm != "" && typed != s.Confirm {
 		return "To confirm, type " + s.Confirm + "."

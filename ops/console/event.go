@@ -66,8 +66,9 @@ type eventPath struct {
 
 // offer is an act on the event in its state, with its input.
 type offer struct {
-	Act string
-	In  url.Values
+	Act   string
+	Label string // instead of the act's; empty: the act's
+	In    url.Values
 }
 
 // step is a station of an event. Level is the class of its badge.
@@ -436,8 +437,9 @@ func (e *eventPath) fall() {
 		if s.From.IsZero() || to < from || whole == 0 {
 			continue
 		}
-		s.X = int(int64(from) * fallWidth / int64(whole))
-		s.W = max(int(int64(to)*fallWidth/int64(whole))-s.X, 2)
+		at := func(d time.Duration) int { return int(d.Seconds() / whole.Seconds() * fallWidth) }
+		s.X = at(from)
+		s.W = max(at(to)-s.X, 2)
 	}
 }
 
@@ -446,7 +448,7 @@ func (step) FallWidth() int { return fallWidth }
 
 // offer offers an act on the event.
 func (e *eventPath) offer(act string, in ...any) {
-	e.Offers = append(e.Offers, offer{act, values(append(in, "tenant", e.TenantID)...)})
+	e.Offers = append(e.Offers, offer{Act: act, In: values(append(in, "tenant", e.TenantID)...)})
 }
 
 // beside finds the events of the aggregate before and after the event.
@@ -555,8 +557,9 @@ func (c *Console) applying(ctx context.Context, e *eventPath) error {
 			s = step{Name: "Parked by " + projection.Name(), Level: "bad", At: l.DeadAt, From: e.ProcessedAt, Says: l.Error,
 				Link: "Dead letter", URL: address("dead-letters/letter", "source", deadletter.Consumers, "id", l.ID)}
 			if l.First {
-				e.offer(actRetryDead, "source", deadletter.Consumers, "id", l.ID)
-				e.offer(actDiscardDead, "source", deadletter.Consumers, "id", l.ID)
+				in := values("source", deadletter.Consumers, "id", l.ID, "tenant", e.TenantID)
+				e.Offers = append(e.Offers, offer{actRetryDead, "Retry for " + projection.Name(), in},
+					offer{actDiscardDead, "Discard for " + projection.Name(), in})
 			}
 		}
 		e.add(s)

@@ -79,25 +79,21 @@ func (c *Console) kindsData(ctx context.Context, v *view) (any, error) {
 	return p, err
 }
 
-// kindsAsked reads the file of the form, and finds what it would change.
-func (c *Console) kindsAsked(ctx context.Context, actor, file string) (*kinds.Set, catalog.Applied, error) {
-	set, err := kindfile.Extend(kinds.Builtin(), []byte(file))
-	if err != nil {
-		return nil, catalog.Applied{}, &inputError{"This is not a file of kinds:\n" + err.Error()}
+// applyKinds puts the file of the form in force, or finds what it would change. Errors: *inputError
+// if it cannot be done.
+func (c *Console) applyKinds(ctx context.Context, file string, r catalog.Request) (done catalog.Applied, err error) {
+	if r.Kinds, err = kindfile.Extend(kinds.Builtin(), []byte(file)); err != nil {
+		return done, &inputError{"This is not a file of kinds:\n" + err.Error()}
 	}
-	plan, err := catalog.Apply(ctx, c.databases(), catalog.Request{Kinds: set, Actor: actor, DryRun: true})
+	done, err = catalog.Apply(ctx, catalog.Databases{Truth: c.deps.Truth, Projections: c.deps.Projections}, r)
 	var refused *catalog.RefusedError
 	if errors.As(err, &refused) {
-		return nil, plan, &inputError{"The change is refused, and nothing was changed:\n" + err.Error()}
+		return done, &inputError{"The change is refused, and nothing was changed:\n" + err.Error()}
 	}
-	if err == nil && len(plan.Changes) == 0 {
-		return nil, plan, &inputError{"The file has the kinds in force, so there is nothing to change."}
+	if err == nil && len(done.Changes) == 0 {
+		return done, &inputError{"The file has the kinds in force, so there is nothing to change."}
 	}
-	return set, plan, err
-}
-
-func (c *Console) databases() catalog.Databases {
-	return catalog.Databases{Truth: c.deps.Truth, Projections: c.deps.Projections}
+	return done, err
 }
 
 // prepareKinds shows the plan of a file, and before that the file in force.
@@ -114,7 +110,7 @@ func (c *Console) prepareKinds(ctx context.Context, v *view, in url.Values) (sub
 	if v.r.Method != http.MethodPost || strings.TrimSpace(file) == "" {
 		return s, nil
 	}
-	_, plan, err := c.kindsAsked(ctx, v.who.Name, file)
+	plan, err := c.applyKinds(ctx, file, catalog.Request{Actor: v.who.Name, DryRun: true})
 	var wrong *inputError
 	if errors.As(err, &wrong) {
 		s.Wrong = wrong.says
@@ -143,18 +139,14 @@ func (c *Console) prepareKinds(ctx context.Context, v *view, in url.Values) (sub
 
 // doKinds puts the file in force.
 func (c *Console) doKinds(ctx context.Context, d *doing) (string, error) {
-	set, plan, err := c.kindsAsked(ctx, d.actor(), d.In.Get(fieldFile))
-	if err != nil {
-		return "", err
-	}
-	done, err := catalog.Apply(ctx, c.databases(), catalog.Request{Kinds: set, Actor: d.actor(), Reason: d.Act.Reason})
+	done, err := c.applyKinds(ctx, d.In.Get(fieldFile), catalog.Request{Actor: d.actor(), Reason: d.Act.Reason})
 	if err != nil {
 		return "", err
 	}
 	if _, err := c.deps.Kinds.Refresh(ctx); err != nil { // this process reads them soon anyway
 		c.log.WarnContext(ctx, "applied kinds not read", "err", err)
 	}
-	return fmt.Sprintf("Applied version %d: %s.", done.Version, words.Of(int64(len(plan.Changes)), "change")), nil
+	return fmt.Sprintf("Applied version %d: %s.", done.Version, words.Of(int64(len(done.Changes)), "change")), nil
 }
 
 // fieldFile is the field of the file of kinds.
