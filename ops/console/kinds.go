@@ -149,8 +149,11 @@ func (c *Console) doKinds(ctx context.Context, d *doing) (string, error) {
 	return fmt.Sprintf("Applied version %d: %s.", done.Version, words.Of(int64(len(done.Changes)), "change")), nil
 }
 
-// fieldFile is the field of the file of kinds.
-const fieldFile = "file"
+// actKinds puts the kinds of a file in force, which is in the field fieldFile.
+const (
+	actKinds  = "kinds.apply"
+	fieldFile = "file"
+)
 
 func attributes(of map[string]kinds.Attribute) (all []string) {
 	for name, a := range of {

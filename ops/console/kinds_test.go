@@ -63,6 +63,7 @@ func TestAChangeOfKindsIsPlannedAndApplied(t *testing.T) {
 	if plan.status != http.StatusOK || plan.file() != music || applied() != 0 {
 		t.Errorf("the plan: status %d, %d versions, file %q", plan.status, applied(), plan.file())
 	}
+	send(music + "# " + strings.Repeat("x", 100_000) + "\n").says("The plan")
 	seen := plan.form().Get("seen")
 	other := send(strings.Replace(music, "loud", "wild", 1), "seen", seen).says("The plan")
 	if other.form().Get("seen") == seen || applied() != 0 {

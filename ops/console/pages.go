@@ -81,7 +81,7 @@ func (c *Console) allActs() []*act {
 				"from every store. It keeps no copy.",
 				"Meanwhile the archiver's jobs wait, and no replay runs. The erasure ends when a scan of all stores finds "+
 					"nothing. If it is interrupted, start it again.")},
-		{name: "kinds.apply", label: "Change the kinds", role: tokens.RoleAdmin, system: true, prepare: c.prepareKinds, do: c.doKinds},
+		{name: actKinds, label: "Change the kinds", role: tokens.RoleAdmin, system: true, prepare: c.prepareKinds, do: c.doKinds},
 		{name: "token.create", label: "Create a token", role: tokens.RoleAdmin, prepare: c.prepareTokenCreate, do: c.doTokenCreate},
 		{name: "token.rotate", label: "Rotate", role: tokens.RoleAdmin, prepare: c.prepareTokenRotate, do: c.doTokenRotate},
 		{name: "token.revoke", label: "Revoke", role: tokens.RoleAdmin, irreversible: true,
