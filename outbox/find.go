@@ -190,7 +190,7 @@ func Find(ctx context.Context, pool *pgxpool.Pool, q FindQuery) ([]Found, error)
 // inOutbox returns an aggregate's rows with the lowest ids in the outbox. It reads the open ranges,
 // and the delayed rows below them by their index.
 func inOutbox(ctx context.Context, pool *pgxpool.Pool, args pgx.NamedArgs, limit int) (all []Found, err error) {
-	w := walk{pool: pool, args: maps.Clone(args), limit: math.MaxInt}
+	w := walk{pool: pool, args: maps.Clone(args), limit: math.MaxInt, windows: searchWindows}
 	w.args["before"], w.args["limit"] = int64(math.MaxInt64), searchWindow
 	if all, err = w.read(ctx, waitingOfAggregate); err != nil {
 		return nil, err
@@ -200,7 +200,7 @@ func inOutbox(ctx context.Context, pool *pgxpool.Pool, args pgx.NamedArgs, limit
 		return nil, fmt.Errorf("read where the outbox begins: %w", err)
 	}
 	for before := int64(math.MaxInt64); before != 0; {
-		s, err := w.down(ctx, open, before, searchRows[:1])
+		s, err := w.down(ctx, open, before, []string{outboxRow})
 		if err != nil {
 			return nil, err
 		}

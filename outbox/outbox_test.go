@@ -52,6 +52,7 @@ func TestStatements(t *testing.T) {
 		"lock partitions": lockPartitionsSQL, "closing": closingSQL, "add partition": addPartitionSQL, "stats": statsSQL, "slots": slotsSQL,
 		"delivered": deliveredSQL, "waiting aggregates": waitingAggregatesSQL, "published": countPublishedSQL, "in place": inPlaceSQL,
 		"retry": retryDLQSQL, "discard": discardDLQSQL,
+		"before": beforeSQL, "after": afterSQL, "retrying": retryingSQL,
 		"list waiting": listWaitingSQL, "get waiting": getWaitingSQL, "retry waiting": retryWaitingSQL,
 		"put off": putOffSQL, "kill": killSQL,
 		"ranges": rangesSQL, "make range": makeRangeSQL, "cut range": cutRangeSQL, "written since": writtenSinceSQL, "settle": settleSQL,
@@ -80,7 +81,12 @@ func TestStatements(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) { testkit.Prepare(t, pool, sql) })
 	}
-	for _, sql := range append(deadTable.Statements(), searchRows...) {
+	for _, sql := range deadTable.Statements() {
 		testkit.Prepare(t, pool, sql)
+	}
+	for _, tables := range searchRows {
+		for _, table := range tables {
+			testkit.Prepare(t, pool, table+searchFilter)
+		}
 	}
 }

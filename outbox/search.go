@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -22,10 +23,24 @@ type SearchQuery struct {
 	AggregateType string
 	AggregateID   event.ID // "": any aggregate
 	EventType     string
+	State         State
+	TraceID       string    // of a search without an aggregate: 32 hexadecimal digits
 	Since, Until  time.Time // occurred at or after Since and before Until
 	Before        int64     // only lower ids: Searched.Next of the previous page; 0 for the first page
 	Limit         int
+	// Windows is how many windows of 20,000 ids one page reads at most; 0 for 10. A reader who
+	// returns every second asks for few.
+	Windows int
 }
+
+// State is how far an event has come.
+type State string
+
+const (
+	StatePending   State = "pending"   // in the outbox, and not published
+	StatePublished State = "published" // in the outbox or its archive
+	StateDead      State = "dead"      // in the DLQ
+)
 
 // Searched is a page of events, by descending id.
 type Searched struct {
@@ -42,17 +57,23 @@ const (
 	searchWindows = 10     // statements per page
 )
 
-// searchFilter filters the rows of a window.
+// searchFilter filters the rows of a window. Index: the primary keys, one range. Locks: none.
 const searchFilter = `id > @low AND id < @before
    AND (@tenant::bigint IS NULL OR tenant_id = @tenant)
    AND (@aggregate_type::text IS NULL OR aggregate_type = @aggregate_type)
    AND (@aggregate_id::text IS NULL OR aggregate_id = @aggregate_id)
    AND (@event_type::text IS NULL OR event_type = @event_type)
+   AND (@trace::text IS NULL OR substr(trace_id, 4, 32) = @trace)
    AND (@since::timestamptz IS NULL OR occurred_at >= @since) AND (@until::timestamptz IS NULL OR occurred_at < @until)
  ORDER BY id DESC LIMIT @limit`
 
-// searchRows read a window of each table. Index: the primary keys, one range. Locks: none.
-var searchRows = []string{outboxRow + searchFilter, archiveRow + searchFilter, keptRow + searchFilter, dlqRow + searchFilter}
+// searchRows select the rows of each table, the outbox first, by state.
+var searchRows = map[State][]string{
+	"":             {outboxRow, archiveRow, keptRow, dlqRow},
+	StatePending:   {outboxRow + `processed_at IS NULL AND `},
+	StatePublished: {outboxRow + `processed_at IS NOT NULL AND `, archiveRow, keptRow},
+	StateDead:      {dlqRow},
+}
 
 // olderOfAggregate selects the latest rows of an aggregate, in tables with an index for it.
 const olderOfAggregate = `(tenant_id, aggregate_type, aggregate_id) = (@tenant::bigint, @aggregate_type::text, @aggregate_id::text)
@@ -64,7 +85,9 @@ const olderOfAggregate = `(tenant_id, aggregate_type, aggregate_id) = (@tenant::
 // waitingOfAggregate reads an aggregate's delayed rows, for which the outbox has an index.
 //
 // Index: outbox_messages_held_idx.   Locks: none.
-var waitingOfAggregate = outboxRow + `delayed AND ` + olderOfAggregate
+var waitingOfAggregate = delayedRow + olderOfAggregate
+
+var delayedRow = outboxRow + `delayed AND `
 
 // olderSQL finds the next row below an id, across any gap. Index: the primary keys, one probe each.
 // Locks: none.
@@ -83,15 +106,19 @@ const lowestOpenSQL = `SELECT /* outbox.lowest_open */ coalesce(min(from_id), 1)
 // Search returns the latest events that the query selects, in the outbox, its archive, the kept
 // rows and the DLQ. For an aggregate it searches the archive and the DLQ by index, and the outbox
 // by walking down the ids. Without an aggregate it walks all tables. One page walks at most 200,000
-// ids. The pool acts as the system role.
+// ids, or fewer windows if the query says so. The pool acts as the system role.
 func Search(ctx context.Context, pool *pgxpool.Pool, q SearchQuery) (s Searched, err error) {
 	if q.AggregateID != "" && (q.TenantID == 0 || q.AggregateType == "") || q.Limit < 1 {
 		return s, ErrFindQuery
 	}
-	w := walk{pool: pool, limit: q.Limit, args: pgx.NamedArgs{
+	tables, ok := searchRows[q.State]
+	if !ok {
+		return s, ErrFindQuery
+	}
+	w := walk{pool: pool, limit: q.Limit, windows: cmp.Or(q.Windows, searchWindows), args: pgx.NamedArgs{
 		"tenant": postgres.IfSet(q.TenantID), "aggregate_type": postgres.IfSet(q.AggregateType),
 		"aggregate_id": postgres.IfSet(q.AggregateID), "event_type": postgres.IfSet(q.EventType), "since": postgres.IfSet(q.Since),
-		"until": postgres.IfSet(q.Until), "limit": q.Limit + 1, "payload": false,
+		"until": postgres.IfSet(q.Until), "limit": q.Limit + 1, "payload": false, "trace": postgres.IfSet(q.TraceID),
 	}}
 	first, last, err := q.ids(ctx, pool)
 	if err != nil {
@@ -102,19 +129,24 @@ func Search(ctx context.Context, pool *pgxpool.Pool, q SearchQuery) (s Searched,
 		before = min(before, q.Before)
 	}
 	if q.AggregateID == "" {
-		return w.down(ctx, first, before, searchRows)
+		return w.down(ctx, first, before, tables)
 	}
 	var open int64
 	if err := pool.QueryRow(ctx, lowestOpenSQL).Scan(&open); err != nil {
 		return s, fmt.Errorf("read where the outbox begins: %w", err)
 	}
-	if s, err = w.down(ctx, max(first, open), before, searchRows[:1]); err != nil {
-		return s, err
+	indexed := slices.DeleteFunc(slices.Clone(tables), func(t string) bool { return strings.HasPrefix(t, outboxRow) })
+	if q.State != StateDead {
+		if s, err = w.down(ctx, max(first, open), before, tables[:1]); err != nil {
+			return s, err
+		}
+		if q.State != StatePublished {
+			indexed = append(indexed, delayedRow)
+		}
 	}
 	w.args["before"] = before
-	// The other tables down to the same id as the outbox.
-	for _, sql := range []string{archiveRow + olderOfAggregate, keptRow + olderOfAggregate, dlqRow + olderOfAggregate, waitingOfAggregate} {
-		rows, err := w.read(ctx, sql)
+	for _, table := range indexed { // down to the same id as the outbox
+		rows, err := w.read(ctx, table+olderOfAggregate)
 		if err != nil {
 			return s, err
 		}
@@ -142,9 +174,9 @@ func (q *SearchQuery) ids(ctx context.Context, pool *pgxpool.Pool) (first, last 
 
 // walk reads rows in descending windows of ids.
 type walk struct {
-	pool  *pgxpool.Pool
-	args  pgx.NamedArgs
-	limit int
+	pool           *pgxpool.Pool
+	args           pgx.NamedArgs
+	limit, windows int
 }
 
 func (w *walk) read(ctx context.Context, sql string) ([]Found, error) {
@@ -156,9 +188,9 @@ func (w *walk) read(ctx context.Context, sql string) ([]Found, error) {
 	return found, nil
 }
 
-// down reads windows from before down to first until it has a page.
-func (w *walk) down(ctx context.Context, first, before int64, statements []string) (s Searched, err error) {
-	for range searchWindows {
+// down reads windows of the tables from before down to first until it has a page.
+func (w *walk) down(ctx context.Context, first, before int64, tables []string) (s Searched, err error) {
+	for range w.windows {
 		var top int64
 		var at *time.Time
 		if err := w.pool.QueryRow(ctx, olderSQL, pgx.StrictNamedArgs{"before": before}).Scan(&top, &at); err != nil {
@@ -171,8 +203,8 @@ func (w *walk) down(ctx context.Context, first, before int64, statements []strin
 		before = top + 1
 		low := max(top-searchWindow, first-1)
 		w.args["low"], w.args["before"] = low, before
-		for _, sql := range statements {
-			rows, err := w.read(ctx, sql)
+		for _, table := range tables {
+			rows, err := w.read(ctx, table+searchFilter)
 			if err != nil {
 				return s, err
 			}
@@ -321,4 +353,72 @@ func PlaceOf(ctx context.Context, pool *pgxpool.Pool, id int64) (p Place, ok boo
 		p.DroppedAt = *dropped
 	}
 	return p, true, nil
+}
+
+// neighborSQL reads the event of an aggregate next to an id, at most at @end. The outbox has an
+// index by aggregate for delayed rows only, so it reads the others from @from to @until.
+//
+// Index: outbox_messages_pkey, a window; outbox_messages_held_idx; the archive's and the kept
+// rows' by aggregate; outbox_messages_dlq_tenant_aggregate_idx. Locks: none.
+func neighborSQL(order, beyond, within string) string {
+	const of = `(tenant_id, aggregate_type, aggregate_id) = (@tenant::bigint, @aggregate_type::text, @aggregate_id::text) AND id `
+	all := []string{fromOutbox + of + beyond + ` @from AND id ` + within + ` @until ORDER BY id ` + order}
+	for _, table := range []string{fromOutbox + `delayed AND `, fromDLQ} {
+		all = append(all, table+of+beyond+` @id ORDER BY id `+order)
+	}
+	for _, table := range []string{fromArchive, fromKept} { // a row comparison, as in byAggregate
+		all = append(all, table+of+within+` @end AND (tenant_id, aggregate_type, aggregate_id, id) `+beyond+
+			` (@tenant, @aggregate_type, @aggregate_id, @id::bigint)
+ ORDER BY tenant_id `+order+`, aggregate_type `+order+`, aggregate_id `+order+`, id `+order)
+	}
+	return `SELECT /* outbox.neighbor */ event_id::text FROM ((SELECT id, event_id` +
+		strings.Join(all, ` LIMIT 1) UNION ALL (SELECT id, event_id`) + ` LIMIT 1)) n WHERE id ` + within + ` @end ORDER BY id ` + order +
+		` LIMIT 1`
+}
+
+var (
+	beforeSQL = neighborSQL("DESC", "<", ">=")
+	afterSQL  = neighborSQL("ASC", ">", "<=")
+)
+
+// NeighborIDs is how many ids of the outbox Neighbors reads in each direction.
+const NeighborIDs = searchWindow
+
+// Neighbors returns the ids of the events of an event's aggregate before and after it. One is ""
+// if there is none, or if it is unknown because it is more than NeighborIDs away in the outbox.
+func Neighbors(ctx context.Context, pool *pgxpool.Pool, e event.Event) (before, after string, err error) {
+	var low, high, open int64
+	if err := pool.QueryRow(ctx, edgesSQL).Scan(&low, &high); err != nil {
+		return "", "", fmt.Errorf("read the range of outbox ids: %w", err)
+	}
+	if err := pool.QueryRow(ctx, lowestOpenSQL).Scan(&open); err != nil {
+		return "", "", fmt.Errorf("read where the outbox begins: %w", err)
+	}
+	read := func(sql string, from, until, end int64) (id string) {
+		if err != nil {
+			return ""
+		}
+		err = pool.QueryRow(ctx, sql, pgx.StrictNamedArgs{"tenant": e.TenantID, "aggregate_type": e.AggregateType,
+			"aggregate_id": e.AggregateID, "id": e.OutboxID, "from": from, "until": until, "end": end}).Scan(&id)
+		if errors.Is(err, pgx.ErrNoRows) {
+			err = nil
+		}
+		return id
+	}
+	until := e.OutboxID - NeighborIDs
+	end := until
+	if until <= open { // the window has the rest of the outbox, so an event of another table is the next one
+		end = 0
+	}
+	before = read(beforeSQL, e.OutboxID, until, end)
+	from := max(e.OutboxID, open-1)
+	until = from + NeighborIDs
+	if end = until; until >= high {
+		end = high
+	}
+	after = read(afterSQL, from, until, end)
+	if err != nil {
+		return "", "", fmt.Errorf("read the events beside %s: %w", e.ID, err)
+	}
+	return before, after, nil
 }

@@ -26,6 +26,9 @@ func TestEventsAreSearchedDownTheIDs(t *testing.T) {
 		available_at, attempts, event_id, inserted_at, slot)
 		SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, 11, event_id,
 		inserted_at, slot FROM d`)
+	const trace = `SET trace_id = '00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01' WHERE id = `
+	exec(t, pool, `UPDATE outbox_messages `+trace+`50000007`)
+	exec(t, pool, `UPDATE outbox_messages_archive `+trace+`3`)
 	now := time.Now()
 	for name, c := range map[string]struct {
 		q    SearchQuery
@@ -46,6 +49,12 @@ func TestEventsAreSearchedDownTheIDs(t *testing.T) {
 		"an aggregate of another":  {SearchQuery{TenantID: 3, AggregateType: "post", AggregateID: "3"}, ""},
 		"an aggregate type":        {SearchQuery{AggregateType: "user"}, ""},
 		"below an id of a search":  {SearchQuery{Before: 50000002, EventType: "created"}, "50000001 4 3 2 1"},
+		"pending":                  {SearchQuery{State: StatePending}, "50000004"},
+		"dead":                     {SearchQuery{State: StateDead}, "50000006 50000002"},
+		"published":                {SearchQuery{State: StatePublished}, "50000008 50000007 50000005 50000003 50000001 4 3 2 1"},
+		"dead of an aggregate":     {SearchQuery{State: StateDead, TenantID: 1, AggregateType: "post", AggregateID: "2"}, "50000002"},
+		"a trace":                  {SearchQuery{TraceID: "0af7651916cd43dd8448eb211c80319c"}, "50000007 3"},
+		"another trace":            {SearchQuery{TraceID: "1af7651916cd43dd8448eb211c80319c"}, ""},
 		"an aggregate below an id": {SearchQuery{Before: 50000002, TenantID: 1, AggregateType: "post", AggregateID: "2"}, "2"},
 	} {
 		for _, limit := range []int{1, 2, 100} {
@@ -72,9 +81,54 @@ func TestEventsAreSearchedDownTheIDs(t *testing.T) {
 			}
 		}
 	}
-	for _, q := range []SearchQuery{{}, {AggregateID: "3", Limit: 1}, {AggregateID: "3", TenantID: 1, Limit: 1}} {
+	one := SearchQuery{TenantID: 1, AggregateType: "post", AggregateID: "4", Limit: 9}
+	for state, want := range map[State]int64{StatePending: 50000004, StatePublished: 4} {
+		one.State = state
+		if s, err := Search(t.Context(), pool, one); err != nil || len(s.Found) != 1 || s.Found[0].OutboxID != want {
+			t.Errorf("%s of an aggregate: %+v, %v; want %d", state, s, err, want)
+		}
+	}
+	for _, q := range []SearchQuery{{}, {State: "lost", Limit: 1}, {AggregateID: "3", Limit: 1},
+		{AggregateID: "3", TenantID: 1, Limit: 1}} {
 		if _, err := Search(t.Context(), pool, q); err == nil {
 			t.Errorf("%+v: no error", q)
+		}
+	}
+}
+
+// TestTheEventsBesideAnEventAreFound walks an aggregate's events from the archive through the DLQ
+// and the outbox, in both directions.
+func TestTheEventsBesideAnEventAreFound(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	fill(t, pool, 1, 4, 10*archiveDay) // ids 1 to 4, of posts 1 to 4
+	leave(t, pool, 8*archiveDay)
+	archive(t, newArchive(t, pool))
+	fill(t, pool, 1, 4, 2*time.Hour) // 50000001 to 4
+	exec(t, pool, `UPDATE outbox_messages SET aggregate_id = '2'`)
+	exec(t, pool, `UPDATE outbox_messages SET processed_at = NULL, attempts = 2 WHERE id = 50000004`)
+	exec(t, pool, `WITH d AS (DELETE FROM outbox_messages WHERE id = 50000002 RETURNING *)
+		INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
+		available_at, attempts, event_id, inserted_at, slot)
+		SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, 11, event_id,
+		inserted_at, slot FROM d`)
+	exec(t, pool, `INSERT INTO outbox_messages (id, event_id, tenant_id, aggregate_type, aggregate_id, event_type, payload)
+		SELECT id + 30000, gen_random_uuid(), tenant_id, aggregate_type, aggregate_id, event_type, payload FROM outbox_messages
+		 WHERE id = 50000003`)
+	all, err := Search(t.Context(), pool, SearchQuery{TenantID: 1, AggregateType: "post", AggregateID: "2", Limit: 10})
+	if err != nil || len(all.Found) != 6 {
+		t.Fatalf("%+v, %v", all, err)
+	}
+	for i, f := range all.Found {
+		want := [2]string{}
+		if i > 0 && i < 5 { // those before the latest are more than 20,000 ids away
+			want[0] = all.Found[i+1].ID
+		}
+		if i > 1 {
+			want[1] = all.Found[i-1].ID
+		}
+		before, after, err := Neighbors(t.Context(), pool, f.Event)
+		if err != nil || before != want[0] || after != want[1] {
+			t.Errorf("beside %d: %s and %s, %v; want %v", f.OutboxID, before, after, err, want)
 		}
 	}
 }
@@ -88,6 +142,10 @@ func TestASearchLooksAtABoundedNumberOfRows(t *testing.T) {
 	first, err := Search(t.Context(), pool, SearchQuery{EventType: "rare", Limit: 5})
 	if err != nil || len(first.Found) != 0 || first.Next > 6000 || first.Next < 4000 || first.Back.IsZero() {
 		t.Errorf("%+v, %v", first, err)
+	}
+	short, err := Search(t.Context(), pool, SearchQuery{EventType: "rare", Limit: 5, Windows: 1})
+	if err != nil || len(short.Found) != 0 || short.Next < 180_000 {
+		t.Errorf("one window: %+v, %v", short, err)
 	}
 	second, err := Search(t.Context(), pool, SearchQuery{EventType: "rare", Limit: 5, Before: first.Next})
 	if err != nil || len(second.Found) != 1 || second.Next != 0 {

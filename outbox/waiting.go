@@ -78,6 +78,36 @@ SELECT /* outbox.list_waiting */ ` + waitingColumns + `
 	getWaitingSQL = `SELECT /* outbox.get_waiting */ ` + waitingColumns + `, payload FROM outbox_messages WHERE id = @id AND delayed`
 )
 
+// retryingSQL reads the delayed messages that failed, of the first ones by id. A message that
+// failed has a lower id than those that wait behind it.
+//
+// Index: outbox_messages_delayed_id_idx, a bounded number of rows.   Locks: none.
+const retryingSQL = `
+SELECT /* outbox.retrying */ ` + waitingColumns + `
+  FROM (SELECT * FROM outbox_messages WHERE delayed ORDER BY id LIMIT @bound) m
+ WHERE attempts > 0 AND (@tenant::bigint IS NULL OR tenant_id = @tenant)
+ ORDER BY available_at, id LIMIT @limit`
+
+// retryingBound is the number of delayed messages among which Retrying looks.
+const retryingBound = 20_000
+
+// Retrying returns at most limit messages that failed and will be retried, the next one first,
+// without payloads. Tenant 0 means any tenant. It looks among the 20,000 delayed messages with the
+// lowest ids.
+func Retrying(ctx context.Context, pool *pgxpool.Pool, tenant int64, limit int) (all []WaitingMessage, err error) {
+	var b pgx.Batch
+	b.Queue(walkSQL)
+	b.Queue(retryingSQL, pgx.StrictNamedArgs{"tenant": postgres.IfSet(tenant), "bound": retryingBound, "limit": limit}).Query(
+		func(rows pgx.Rows) (err error) {
+			all, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (m WaitingMessage, err error) { return m, m.scan(row) })
+			return err
+		})
+	if err := pool.SendBatch(ctx, &b).Close(); err != nil {
+		return nil, fmt.Errorf("list outbox messages that are retried: %w", err)
+	}
+	return all, nil
+}
+
 // ListWaiting yields the first delayed messages that the filter selects, by id and without
 // payloads: at most limit, or with a negative limit all. An error is the last element.
 func ListWaiting(ctx context.Context, pool *pgxpool.Pool, f WaitingFilter, limit int) iter.Seq2[WaitingMessage, error] {

@@ -54,6 +54,16 @@ func TestMessagesThatWaitAreListedRetriedAndKilled(t *testing.T) {
 			t.Errorf("%+v: %v, want %v", c.f, got, c.want)
 		}
 	}
+	for of, want := range map[int64][]int64{0: {1, 3}, 1: {1, 3}, 2: nil} {
+		var got []int64
+		all, err := Retrying(t.Context(), pool, of, 9)
+		for _, m := range all {
+			got = append(got, m.OutboxID)
+		}
+		if err != nil || !slices.Equal(got, want) {
+			t.Errorf("retrying of tenant %d: %v, %v; want %v", of, got, err, want)
+		}
+	}
 	m, err := GetWaiting(t.Context(), pool, 2)
 	if err != nil || m.Behind != 1 || string(m.Payload) != "2" || m.DueIn < 59*time.Minute || m.DueIn > time.Hour || m.Attempts != 0 {
 		t.Errorf("message 2: %+v, %v", m, err)

@@ -54,6 +54,14 @@ const endsSQL = `
 // groupSQL reads one group. Index: that of the groups, two probes. Locks: none.
 const groupSQL = describeSQL + ` FROM (SELECT @group::uuid AS id) g` + endsSQL
 
+// walkSQL makes countSQL walk its index until the transaction ends. The planner expects groups of
+// one size, so it would read and sort all letters of a large one.
+//
+// Index: none.   Locks: none.
+const walkSQL = `
+SELECT /* deadletter.walk */ set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
+       set_config('enable_sort', 'off', true)`
+
 // countSQL counts the letters of groups, latest first.
 //
 // Index: that of the groups, as many entries of each as it counts.   Locks: none.
@@ -121,15 +129,19 @@ func (r *Reader) CountGroups(ctx context.Context, tenant int64, groups []*Group,
 		ids[i] = g.ID
 	}
 	if err := r.read(ctx, tenant, func(tx pgx.Tx) error {
-		rows, _ := tx.Query(ctx, r.table.ofTenant(countSQL, tenant),
-			pgx.NamedArgs{"tenant": tenant, "groups": ids, "since": since, "most": MaxCount + 1})
-		var n int
-		var letters, again int64
-		_, err := pgx.ForEachRow(rows, []any{&n, &letters, &again}, func() error {
-			groups[n-1].Count, groups[n-1].Again = letters, again
-			return nil
+		var b pgx.Batch
+		b.Queue(walkSQL)
+		args := pgx.NamedArgs{"tenant": tenant, "groups": ids, "since": since, "most": MaxCount + 1}
+		b.Queue(r.table.ofTenant(countSQL, tenant), args).Query(func(rows pgx.Rows) error {
+			var n int
+			var letters, again int64
+			_, err := pgx.ForEachRow(rows, []any{&n, &letters, &again}, func() error {
+				groups[n-1].Count, groups[n-1].Again = letters, again
+				return nil
+			})
+			return err
 		})
-		return err
+		return tx.SendBatch(ctx, &b).Close()
 	}); err != nil {
 		return fmt.Errorf("count the letters of %d groups of %s: %w", len(groups), r.table.Name, err)
 	}

@@ -27,6 +27,17 @@ func Extend(s *kinds.Set, file []byte) (*kinds.Set, error) {
 	return s.Extend(&added, func(path []string) int { return lineOf(doc.Content[0], path) })
 }
 
+// Write returns the kinds of a set as a file for Extend.
+func Write(s *kinds.Set) ([]byte, error) {
+	var b bytes.Buffer
+	enc := yaml.NewEncoder(&b)
+	enc.SetIndent(2)
+	if err := errors.Join(enc.Encode(s), enc.Close()); err != nil {
+		return nil, fmt.Errorf("write kinds as a file: %w", err)
+	}
+	return b.Bytes(), nil
+}
+
 // document returns the file's only document, and a strict decoder of it.
 func document(file []byte) (*yaml.Node, *yaml.Decoder, error) {
 	d := yaml.NewDecoder(bytes.NewReader(file))

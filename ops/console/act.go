@@ -48,6 +48,10 @@ type subject struct {
 	Says    []string // sentences: the effect
 	Samples []string // some of many things that it concerns
 	Fields  []field  // further inputs
+	Wrong   string   // why the act cannot be done with this input; empty: it can
+	Plan    []string // what it would change, one line each
+	Seen    string   // names the plan, which the reader must have seen before confirming; empty: there is none
+	Button  string   // instead of the act's label
 	Confirm string   // what the reader types to confirm an act that does much harm; empty: nothing
 	Back    string   // the page to go back to
 }
@@ -60,7 +64,7 @@ func (f failure) Error() string { return string(f) }
 // field is an input of the confirmation form.
 type field struct {
 	Name, Label, Hint, Value string
-	Kind                     string   // text, number, area, checks or choice
+	Kind                     string   // text, number, area, code, checks or choice
 	Options                  []string // for checks and choice
 	Required                 bool
 }
@@ -134,6 +138,7 @@ func (c *Console) actOf(v *view) (*act, error) {
 
 type confirmData struct {
 	Name, Label string
+	Button      string
 	Danger      bool
 	Subject     subject
 	In          url.Values
@@ -149,6 +154,7 @@ const (
 	fieldBack   = "back"
 
 	fieldConfirm = "confirm"
+	fieldSeen    = "seen"
 )
 
 // confirmAct shows the effect of the act and asks for a reason.
@@ -178,10 +184,10 @@ func (c *Console) askAct(v *view, a *act, status int, d confirmData) error {
 	}
 	back := openedFrom(d.In)
 	s.Back = cmp.Or(back, s.Back)
-	d.Name, d.Label, d.Danger, d.Subject = a.name, a.label, a.irreversible, s
+	d.Name, d.Label, d.Button, d.Danger, d.Subject = a.name, a.label, cmp.Or(s.Button, a.label), a.irreversible, s
 	in := url.Values{}
 	for name, values := range d.In { // carry the input that has no field of its own
-		asked := name == fieldActID || name == fieldReason || name == fieldConfirm || name == fieldBack && back == ""
+		asked := name == fieldActID || name == fieldReason || name == fieldConfirm || name == fieldSeen || name == fieldBack && back == ""
 		for _, f := range s.Fields {
 			asked = asked || f.Name == name
 		}
@@ -224,6 +230,13 @@ func (c *Console) takeAct(v *view) error {
 		return c.askAct(v, a, http.StatusUnprocessableEntity,
 			confirmData{In: in, ActID: id.String(), Reason: in.Get(fieldReason), Error: lacks})
 	}
+	if s.Seen != in.Get(fieldSeen) { // the plan is another one than the reader saw
+		return c.askAct(v, a, http.StatusOK, confirmData{In: in, ActID: id.String(), Reason: in.Get(fieldReason)})
+	}
+	if lacks := s.unconfirmed(in); lacks != "" {
+		return c.askAct(v, a, http.StatusUnprocessableEntity,
+			confirmData{In: in, ActID: id.String(), Reason: in.Get(fieldReason), Error: lacks})
+	}
 	record, first, err := audit.Begin(ctx, c.deps.Truth,
 		audit.Act{ActID: id, TenantID: s.Tenant, TokenTenant: v.who.TenantID, TokenName: v.who.Name, Fingerprint: v.hash.Fingerprint(),
 			Name: a.name, Target: s.Target, Reason: in.Get(fieldReason)})
@@ -242,13 +255,18 @@ func (c *Console) takeAct(v *view) error {
 	return c.redirectToAct(v, id)
 }
 
-// lacks says what the form lacks before the act may begin. It is empty if the form is complete.
+// lacks says what the form lacks before the reader may confirm. It is empty if nothing is missing.
 func (s subject) lacks(in url.Values) string {
 	for _, f := range s.Fields {
 		if f.Required && strings.TrimSpace(in.Get(f.Name)) == "" {
 			return f.Label + ": a value is required."
 		}
 	}
+	return s.Wrong
+}
+
+// unconfirmed says what the reader has to type. It is empty if that is done.
+func (s subject) unconfirmed(in url.Values) string {
 	if typed := strings.ReplaceAll(strings.TrimSpace(in.Get(fieldConfirm)), ",", ""); s.Confirm != "" && typed != s.Confirm {
 		return "To confirm, type " + s.Confirm + "."
 	}

@@ -37,6 +37,7 @@ type actCase struct {
 	check  []string          // boxes to click
 	says   string            // the outcome
 	want   string            // a condition in SQL that the act makes true
+	plan   string            // what the form shows before the reader confirms again
 	secret bool              // the outcome shows a token once
 }
 
@@ -71,12 +72,15 @@ func (d *desk) sampleActs(t *testing.T) map[string]actCase {
 			t.Fatal(err)
 		}
 	}
+	for i, id := range []int{7001, 7002} {
+		d.fails(t, tenant, id, 3+i, "no stream for 7001", time.Duration(i+1)*time.Hour)
+	}
 	amy, max := d.Tokens.TenantAdmin, d.Tokens.TenantModerator
 	return map[string]actCase{
 		"dead_letter.retry": {by: amy, page: "/console/dead-letters", first: "too large", button: "Retry all",
 			says: "Retried 3 dead letters.",
-			want: `(SELECT count(*) = 3 FROM outbox_messages WHERE event_type = 'made') AND NOT EXISTS (SELECT FROM outbox_messages_dlq ` +
-				`WHERE cause = 'too large')`},
+			want: `(SELECT count(*) = 3 FROM outbox_messages WHERE event_type = 'made' AND attempts = 0) AND NOT EXISTS ` +
+				`(SELECT FROM outbox_messages_dlq WHERE cause = 'too large')`},
 		"dead_letter.discard": {by: amy, page: "/console/dead-letters/letter?source=outbox&id=910001", button: "Discard",
 			says: "Discarded 1 dead letter.",
 			want: `(SELECT array_agg(id) = '{910002}' FROM outbox_messages_dlq WHERE cause = 'no stream')`},
@@ -86,6 +90,10 @@ func (d *desk) sampleActs(t *testing.T) map[string]actCase {
 		"dead_letter.note": {by: amy, page: "/console/dead-letters", first: "to be noted", button: "Write a note",
 			fill: map[string]string{"note": "ask the writers"}, says: "Wrote the note.",
 			want: `EXISTS (SELECT FROM dead_letter_notes WHERE tenant_id = 7 AND note = 'ask the writers' AND actor = 'amy')`},
+		"message.retry": {by: amy, page: "/console/retrying", in: "//tr[td='post/7001']", button: "Retry now", says: "is due now",
+			want: `(SELECT available_at < now() + interval '1 minute' FROM outbox_messages WHERE aggregate_id = '7001')`},
+		"message.kill": {by: amy, page: "/console/retrying", in: "//tr[td='post/7002']", button: "Kill", says: "is in the DLQ.",
+			want: `(SELECT count(*) = 1 FROM outbox_messages_dlq WHERE aggregate_id = '7002' AND last_error ~ 'killed by amy: because')`},
 		"moderation.decide": {by: max, page: "/console/inspect?kind=comment&id=" + held[0], button: "Decide",
 			fill: map[string]string{"decide": "Remove"}, says: "Removed 1 comment.",
 			want: `(SELECT moderation_state = 'REMOVED' FROM children_comment WHERE child_id = '` + held[0] + `')`},
@@ -133,6 +141,9 @@ func (d *desk) sampleActs(t *testing.T) map[string]actCase {
 			want: `EXISTS (SELECT FROM erasures WHERE tenant_id = 7 AND author_id = '3' AND finished_at IS NOT NULL AND requested_by = 'ada'
 					AND reason = 'because the test says so' AND (counts ->> 'children')::int = 2)
 				AND NOT EXISTS (SELECT FROM children_comment WHERE body LIKE '%words of 3')`},
+		"kinds.apply": {page: "/console/kinds", button: "Change the kinds", fill: map[string]string{"file": music},
+			plan: "edges.play: added", says: "Applied version ",
+			want: `to_regclass('edges_play') IS NOT NULL`},
 		"token.create": {page: "/console/tokens", button: "Create a token", fill: map[string]string{"tenant": "7", "name": "importer"},
 			check: []string{"write"}, says: "Made the token", secret: true,
 			want: `EXISTS (SELECT FROM api_tokens WHERE tenant_id = 7 AND name = 'importer' AND roles @> '{read,write}' AND expires_at > ` +
@@ -211,8 +222,16 @@ func (b *browser) doAct(t *testing.T, name string, a actCase) {
 	for _, value := range a.check {
 		b.run(chromedp.Click(chromedp.CSS(`input[type=checkbox][value="` + value + `"]`)))
 	}
+	why := "because the test says so"
+	if a.plan != "" {
+		b.run(chromedp.SendKeys(chromedp.CSS("#act-reason"), why),
+			chromedp.Click(chromedp.CSS("form.stack .row button")))
+		b.waits(a.plan)
+		b.accessible("the plan of " + name)
+		why = "" // the form keeps it
+	}
 	eval[*bool](b, `document.querySelectorAll("#confirm").forEach(e => { e.value = e.placeholder; }), null`)
-	b.confirm("because the test says so")
+	b.confirm(why)
 	b.waits(a.says)
 	if shown := strings.Contains(eval[string](b, `document.body.innerText`), "tdg_"); shown != a.secret {
 		t.Errorf("the outcome shows a token: %t, want %t", shown, a.secret)

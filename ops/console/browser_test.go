@@ -59,6 +59,11 @@ func browserPages(h *harness) []browserPage {
 		{path: "/console/event", says: "Find an event", who: h.Tokens.TenantReader},
 		{path: "/console/event?q=900001&payload=show", says: "after 11 attempts", who: h.Tokens.Moderator},
 		{path: "/console/event?type=created", says: "Searched", who: h.Tokens.Reader},
+		{path: "/console/event?q=post/7001&tenant=9", says: "failed 7 times", who: h.Tokens.Reader},
+		{path: "/console/event?q=900002", says: "None before", who: h.Tokens.Admin},
+		{path: "/console/event?q=0af7651916cd43dd8448eb211c80319c", says: "No index has the traces", who: h.Tokens.Reader},
+		{path: "/console/retrying", says: "7 of 11", who: h.Tokens.Admin},
+		{path: "/console/retrying", says: "No message is being retried", who: h.Tokens.TenantReader},
 		{path: "/console/event?q=what", says: "not valid", who: h.Tokens.Reader, status: 422},
 		{path: "/console/dead-letters", says: "too large", who: h.Tokens.Admin},
 		{path: "/console/dead-letters?q=nothing", says: "No dead letter matches", who: h.Tokens.TenantReader},
@@ -83,6 +88,7 @@ func (h *harness) sample(t *testing.T) {
 	h.bury(t, 900_001, 300, 7, "too large", "")
 	h.bury(t, 910_001, 3, 8, "no stream", "")
 	h.park(t, 2)
+	h.fails(t, 9, 7001, 7, "nats: no response from stream 17", 2*time.Hour)
 	h.exec(t, `INSERT INTO outbox_dlq_operations (operation_id, tenant_id, action, filter, actor, total, seen, done, worker, lease_until)
 		VALUES ($1, 7, 'retry', '{}', 'amy', 50000, 12345, 12300, 'other', 'infinity')`, operation)
 	h.exec(t, `INSERT INTO operator_acts (act_id, tenant_id, token_tenant, token_name, fingerprint, act, target, reason)

@@ -35,6 +35,7 @@ const (
 	root        = "/console/"
 	pageTimeout = 10 * time.Second // limit for the reads of one page
 	maxForm     = 64 << 10         // bytes of a form's body
+	maxFile     = 256 << 10        // and of one with a file of kinds
 )
 
 // Console is the handler of /console/. It is safe for concurrent use.
@@ -175,7 +176,11 @@ func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.Set("Referrer-Policy", "same-origin")
 	h.Set("Cross-Origin-Opener-Policy", "same-origin")
 	h.Set("Cache-Control", "no-store")
-	r.Body = http.MaxBytesReader(w, r.Body, maxForm)
+	most := int64(maxForm)
+	if r.URL.Path == root+"act/"+actKinds {
+		most = maxFile
+	}
+	r.Body = http.MaxBytesReader(w, r.Body, most)
 	c.handler.ServeHTTP(w, r)
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/ops/audit"
 	"github.com/tidings/tidings/ops/doctor"
+	"github.com/tidings/tidings/ops/replay"
 	"github.com/tidings/tidings/ops/samples"
 	"github.com/tidings/tidings/ops/status"
 )
@@ -84,6 +85,10 @@ func (c *Console) marks(ctx context.Context, w samples.Window) ([]samples.Mark, 
 		return nil, err
 	}
 	for consumer, a := range replays {
+		all = slices.DeleteFunc(all, func(m samples.Mark) bool { // the same replay, as a sample saw it
+			since := m.At.Sub(a.Started)
+			return m.Says == consumer+samples.ReplayBegan && since > -samples.Every && since < 2*samples.Every
+		})
 		if !a.Started.Before(w.From) && a.Started.Before(w.Until()) {
 			all = append(all, samples.Mark{At: a.Started, Says: consumer + " replayed by " + a.TokenName})
 		}
@@ -134,5 +139,19 @@ func (c *Console) refreshDay(ctx context.Context, st status.State) error {
 // sample reads the figures of the installation.
 func (c *Console) sample(ctx context.Context) (map[string]float64, error) {
 	st, err := status.Read(ctx, c.observer.src)
-	return samples.Of(st), err
+	f := samples.Of(st)
+	if err != nil || st.IsUnavailable(status.ServerProjections) {
+		return f, err
+	}
+	running, err := replay.Running(ctx, c.deps.Projections, c.observer.src.Consumers)
+	if err != nil {
+		c.log.DebugContext(ctx, "replays not sampled", "err", err) // the projections have become unavailable
+		return f, nil
+	}
+	for _, name := range c.observer.src.Consumers {
+		if f[samples.Replaying+name] = 0; slices.Contains(running, name) {
+			f[samples.Replaying+name] = 1
+		}
+	}
+	return f, nil
 }

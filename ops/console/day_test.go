@@ -38,7 +38,9 @@ func TestTheLastDayIsDrawn(t *testing.T) {
 		"oldest": "0.5", "stored": "77", "partitions": "CASE WHEN n > 30 THEN 1 ELSE 4 END", "dead outbox": "2",
 		"behind threadcache": "greatest(0, 150 * (60 - n))", "late threadcache": "greatest(0, 10 * (60 - n))",
 		"applied threadcache": "100000 - 50 * n", "dead threadcache": "0",
-		"paused threadcache": "CASE WHEN n BETWEEN 20 AND 40 THEN 1 ELSE 0 END"})
+		"paused threadcache":    "CASE WHEN n BETWEEN 20 AND 40 THEN 1 ELSE 0 END",
+		"replaying archiver":    "CASE WHEN n BETWEEN 70 AND 80 THEN 1 ELSE 0 END", // by command
+		"replaying threadcache": "CASE WHEN n = 0 THEN 1 ELSE 0 END"})              // the console's
 	h.fill(t, "api-1", "1.0", 360, map[string]string{"requests": "100000 - 1234 * n", "p99": "0.025"})
 	h.fill(t, "api-2", "1.1", 50, map[string]string{"requests": "100000 - 10 * n", "p99": "0.5"})
 	a := audit.Act{ActID: uuid.New(), TokenName: "ada", Fingerprint: "0123456789ab", Name: "consumer.replay", Target: "threadcache",
@@ -56,12 +58,13 @@ func TestTheLastDayIsDrawn(t *testing.T) {
 	if n := strings.Count(p.body, "<polyline"); n < 12 {
 		t.Errorf("%d lines", n)
 	}
-	if n := strings.Count(p.body, `class="mark"`); n != 9*5 {
-		t.Errorf("%d marks in nine charts, want 45", n)
+	if n := strings.Count(p.body, `class="mark"`); n != 9*6 {
+		t.Errorf("%d marks in nine charts, want 54", n)
 	}
 	if !regexp.MustCompile(`<title>[-0-9]{10} [:0-9]{8} UTC\nwritten: 5/s\npublished: 5/s</title>`).MatchString(p.body) {
 		t.Error("no column says its values")
 	}
+	page(t, rea, "/console/day?range=1h").says("archiver is replayed", "threadcache replayed by ada").without("threadcache is replayed")
 	for _, r := range []struct {
 		name string
 		rows int

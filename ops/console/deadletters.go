@@ -119,6 +119,8 @@ func readAsked(who tokens.Principal, in url.Values) (a deadAsked, err error) {
 	case err != nil:
 	case a.Source != deadletter.Outbox && a.Source != deadletter.Consumers:
 		err = &inputError{"source is outbox or consumers."}
+	case a.AggregateID != "" && a.TenantID == 0: // no index has aggregates without their tenant
+		err = &inputError{"Enter the tenant of the aggregate."}
 	case a.Source == deadletter.Outbox && a.Consumer != "":
 		err = &inputError{"The outbox's dead letters have no consumer."}
 	}

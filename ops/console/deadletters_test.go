@@ -107,7 +107,9 @@ func TestDeadLettersAreSeenByTheirCauseAndMended(t *testing.T) {
 		}
 	}
 	page(t, amy, "/console/dead-letters/letters?source=outbox&group="+uuid.NewString()).says("No letter is left here.")
-	page(t, ada, "/console/dead-letters/letters?source=outbox&aggregate=post&aggregate_id=1002").says("post/1002").without("post/1001")
+	const ofOne = "/console/dead-letters/letters?source=outbox&aggregate=post&aggregate_id=1002"
+	page(t, ada, ofOne+"&tenant=8").says("post/1002").without("post/1001")
+	ada.get(ofOne).says("Enter the tenant of the aggregate.")
 	if a := amy.get("/console/dead-letters/letters?source=outbox&group=x"); a.status != http.StatusUnprocessableEntity {
 		t.Errorf("a bad group: %d", a.status)
 	}

@@ -111,7 +111,7 @@ func TestAReasonIsTwoClicksAwayInTheBrowser(t *testing.T) {
 	b.run(chromedp.Focus(chromedp.CSS("#find")))
 	b.keys("post/1")
 	b.step(&n, chromedp.KeyEvent(kb.Enter))
-	b.waits("DLQ")
+	b.waits("post.made")
 	b.step(&n, chromedp.Click(chromedp.CSS("main td a code")))
 	b.waits("after 11 attempts: too large")
 	if n != 2 {

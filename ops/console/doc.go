@@ -22,7 +22,8 @@
 //     errNotFound for a missing object and an *inputError for an invalid query. Lists page by
 //     keyset: return the rows and the URL of the next page, v.with("before", last).
 //  2. Write templates/NAME.html with {{define "main"}}. A live page also has {{define "live"}}, and
-//     its "main" includes {{template "livebox" .}}. The data is .Data. templates/parts.html has the
+//     its "main" includes {{template "livebox" .}}; if it is live for some queries only, its entry in
+//     pages has follows. The data is .Data. templates/parts.html has the
 //     components ({{template "badge" (dict ...)}}, "stat", "pager", "empty", "act", "copy",
 //     "payload"), and funcs.go the functions.
 //  3. Add one line to pages (pages.go).

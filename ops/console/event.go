@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/url"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -25,12 +26,16 @@ import (
 )
 
 const (
-	eventRows  = 50
-	brokerWait = 2 * time.Second // limit for one message that a page reads from the stream
+	eventRows   = 50
+	tailWindows = 2               // of 20,000 ids, in which the tail looks for events that match
+	brokerWait  = 2 * time.Second // limit for one message that a page reads from the stream
 )
 
 type eventPage struct {
-	Asked   bool // the reader searched for an event or a list
+	Tail    bool // the newest events, live
+	Asked   bool // the reader searched or filtered
+	Kinds   []string
+	States  []outbox.State
 	Rows    []outbox.Found
 	Streams map[int]string
 	Next    string
@@ -39,6 +44,7 @@ type eventPage struct {
 	Nothing string // what the search did not find
 	Try     string
 	Export  string // URL that searches an export for the event
+	Trace   string // the trace whose events the page lists
 	Child   string // URL of the child whose id the reader searched for
 }
 
@@ -52,6 +58,17 @@ type eventPath struct {
 	Payload  string // empty unless the reader asked for it
 	Actor    string // who wrote it; empty: the payload does not say it
 	Exported bool   // read from an export
+	Offers   []offer
+	// The ids of the events of its aggregate before and after it; empty: none, or too far away.
+	Before, Next string
+	Far          int // how far away that is, in messages of the outbox
+}
+
+// offer is an act on the event in its state, with its input.
+type offer struct {
+	Act   string
+	Label string // instead of the act's; empty: the act's
+	In    url.Values
 }
 
 // step is a station of an event. Level is the class of its badge.
@@ -59,19 +76,31 @@ type step struct {
 	Name, Level string
 	At          time.Time
 	By          bool          // At is an upper bound
-	After       time.Duration // time since the event occurred; 0: unknown
+	After       time.Duration // time since the event was written; 0: unknown, or before that
+	From        time.Time     // when what the step waited for had happened; zero: the step has no bar
+	X, W        int           // the place of its bar, of fallWidth
 	Says        string
 	URL, Link   string
 }
+
+// fallWidth is the width of the waterfall of an event.
+const fallWidth = 400
 
 var (
 	sequenceForm  = regexp.MustCompile(`^([^/\s]+)[:#\s]\s*([0-9]{1,20})$`)
 	aggregateForm = regexp.MustCompile(`^([^/]+)/([^/]+)$`)
 	typeForm      = regexp.MustCompile(`^([a-z][a-z0-9_]*)\.([a-z][a-z0-9_]*)$`)
+	traceForm     = regexp.MustCompile(`^(?:[0-9a-f]{2}-)?([0-9a-f]{32})(?:-[0-9a-f]{16}-[0-9a-f]{2})?$`)
 )
 
+// isTail reports whether the view of the event page follows the newest events. It then reads few
+// rows, so that it can do so every second.
+func isTail(v *view) bool {
+	return v.query("q")+v.query("since")+v.query("until")+v.query("before") == ""
+}
+
 // eventData finds an event by its id, its outbox id or its sequence on a stream, and shows its
-// path. Or it lists the events of an aggregate, or of a type and time.
+// path. Or it lists the events of an aggregate, of a trace, or of a kind, type, state and time.
 func (c *Console) eventData(ctx context.Context, v *view) (any, error) {
 	tenant, err := v.tenant()
 	if err != nil {
@@ -81,15 +110,16 @@ func (c *Console) eventData(ctx context.Context, v *view) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &eventPage{Streams: make(map[int]string)}
+	p := &eventPage{Streams: make(map[int]string), Tail: isTail(v), Kinds: c.kindNames(),
+		States: []outbox.State{outbox.StatePending, outbox.StatePublished, outbox.StateDead}}
 	for _, part := range partitions {
 		p.Streams[part.Number] = part.Stream
 	}
 	q := v.query("q")
-	p.Asked = q != "" || v.query("type") != "" || v.query("since") != "" || v.query("until") != ""
+	p.Asked = !p.Tail || v.query("kind")+v.query("type")+v.query("state") != ""
 	switch id, uerr := uuid.Parse(q); {
-	case !p.Asked:
-		return p, nil
+	case traceForm.MatchString(q):
+		err = c.listEvents(ctx, v, p, tenant)
 	case uerr == nil && len(q) == 36:
 		if err = c.oneEvent(ctx, v, p, outbox.FindQuery{EventID: id.String(), TenantID: tenant}); err == nil && p.Path == nil {
 			err = c.childOf(ctx, p, tenant, id.String())
@@ -189,11 +219,33 @@ func (c *Console) onStream(ctx context.Context, stream string, seq uint64) strin
 	return ""
 }
 
+// kindNames returns the names of all kinds of edges and of children.
+func (c *Console) kindNames() (names []string) {
+	set := c.deps.Kinds.Now()
+	for _, e := range set.AllEdges() {
+		names = append(names, e.Name)
+	}
+	for _, k := range set.AllChildren() {
+		names = append(names, k.Name)
+	}
+	return names
+}
+
 // listEvents lists events, newest first.
 func (c *Console) listEvents(ctx context.Context, v *view, p *eventPage, tenant int64) (err error) {
-	q := outbox.SearchQuery{TenantID: tenant, EventType: v.query("type"), Limit: eventRows}
+	q := outbox.SearchQuery{TenantID: tenant, AggregateType: v.query("kind"), EventType: v.query("type"),
+		State: outbox.State(v.query("state")), Limit: eventRows}
+	if p.Tail && (p.Asked || tenant != 0) { // without a filter, few rows fill the page
+		q.Windows = tailWindows
+	}
+	if q.State != "" && !slices.Contains(p.States, q.State) {
+		return &inputError{"state is pending, published or dead."}
+	}
 	switch text := v.query("q"); {
 	case text == "":
+	case traceForm.MatchString(text):
+		q.TraceID = traceForm.FindStringSubmatch(text)[1]
+		p.Trace = q.TraceID
 	case typeForm.MatchString(text):
 		m := typeForm.FindStringSubmatch(text)
 		q.AggregateType, q.EventType = m[1], m[2]
@@ -207,7 +259,7 @@ func (c *Console) listEvents(ctx context.Context, v *view, p *eventPage, tenant 
 		}
 	default:
 		return &inputError{"Search for an event's id (a UUID), an outbox id, STREAM:SEQUENCE, TYPE/ID of an aggregate, " +
-			"or a type such as comment.created."}
+			"a type such as comment.created, or a trace id."}
 	}
 	if q.Since, err = v.queryTime("since"); err != nil {
 		return err
@@ -225,8 +277,14 @@ func (c *Console) listEvents(ctx context.Context, v *view, p *eventPage, tenant 
 	if p.Rows = s.Found; s.Next != 0 {
 		p.Next, p.Back = v.with("before", s.Next), s.Back
 	}
-	if len(s.Found) == 0 && s.Next == 0 {
-		p.Nothing, p.Try = "No event matches.", "Widen the time or remove the type. If only an export has the event, search by its id."
+	switch {
+	case len(s.Found) > 0:
+	case !p.Asked && s.Next == 0:
+		p.Nothing, p.Try = "There are no events yet.", "A write appears here within a second."
+	case p.Tail:
+		p.Nothing, p.Try = "No event matches.", "A new one appears here within a second. Older ones are on the next page."
+	case s.Next == 0:
+		p.Nothing, p.Try = "No event matches.", "Widen the time or remove a filter. If only an export has the event, search by its id."
 	}
 	return nil
 }
@@ -331,11 +389,12 @@ func (c *Console) path(ctx context.Context, v *view, p *eventPage, f outbox.Foun
 	e.add(step{Name: "Occurred", Level: "ok", At: f.OccurredAt})
 	e.add(step{Name: "Written", Level: "ok", At: f.InsertedAt,
 		Says: fmt.Sprintf("to the outbox as message %d, slot %d", f.OutboxID, f.Slot)})
-	for _, part := range []func(context.Context, *eventPath) error{c.operators, c.publishing, c.applying, c.archiving} {
+	for _, part := range []func(context.Context, *eventPath) error{c.operators, c.publishing, c.applying, c.archiving, c.beside} {
 		if err := part(ctx, e); err != nil {
 			return nil, err
 		}
 	}
+	e.fall()
 	if k, ok := c.deps.Kinds.Now().Child(f.AggregateType); ok && len(f.Payload) > 0 && redact.IsRedacted(k.Names(), f.Type, f.Payload) {
 		e.add(step{Name: "Redacted", Level: "warn", Says: "an erasure removed a person's text from the payload"})
 	}
@@ -350,10 +409,53 @@ func (c *Console) path(ctx context.Context, v *view, p *eventPage, f outbox.Foun
 }
 
 func (e *eventPath) add(s step) {
-	if !s.By && s.At.After(e.OccurredAt) {
-		s.After = s.At.Sub(e.OccurredAt)
+	if s.At.After(e.InsertedAt) {
+		s.After = s.At.Sub(e.InsertedAt)
+	}
+	if s.Level == "ok" && s.At.IsZero() {
+		s.Says = strings.TrimPrefix(s.Says+", at an unknown time", ", ")
 	}
 	e.Steps = append(e.Steps, s)
+}
+
+// fall places the bars of the steps between the write and the last step whose time is known. The
+// bar of a step with an upper bound goes beyond that.
+func (e *eventPath) fall() {
+	var whole time.Duration
+	for _, s := range e.Steps {
+		if !s.From.IsZero() && !s.By {
+			whole = max(whole, s.After)
+		}
+	}
+	whole += whole / 4
+	for i := range e.Steps {
+		s := &e.Steps[i]
+		from, to := max(s.From.Sub(e.InsertedAt), 0), s.After
+		if s.By {
+			to = whole
+		}
+		if s.From.IsZero() || to < from || whole == 0 {
+			continue
+		}
+		at := func(d time.Duration) int { return int(d.Seconds() / whole.Seconds() * fallWidth) }
+		s.X = at(from)
+		s.W = max(at(to)-s.X, 2)
+	}
+}
+
+// FallWidth returns the width of the waterfall, for the template.
+func (step) FallWidth() int { return fallWidth }
+
+// offer offers an act on the event.
+func (e *eventPath) offer(act string, in ...any) {
+	e.Offers = append(e.Offers, offer{Act: act, In: values(append(in, "tenant", e.TenantID)...)})
+}
+
+// beside finds the events of the aggregate before and after the event.
+func (c *Console) beside(ctx context.Context, e *eventPath) (err error) {
+	e.Far = outbox.NeighborIDs
+	e.Before, e.Next, err = outbox.Neighbors(ctx, c.deps.Truth, e.Event)
+	return err
 }
 
 // operators adds what people did with the event.
@@ -385,15 +487,20 @@ func (c *Console) publishing(ctx context.Context, e *eventPath) error {
 	}
 	switch {
 	case e.Where == outbox.InDLQ:
-		e.add(step{Name: "Dead", Level: "bad", At: e.DeadAt,
+		e.add(step{Name: "Dead", Level: "bad", At: e.DeadAt, From: e.InsertedAt,
 			Says: fmt.Sprintf("after %d attempts: %s", e.Attempts, e.LastError), Link: "Dead letter",
 			URL: address("dead-letters/letter", "source", deadletter.Outbox, "id", e.OutboxID)})
+		e.offer(actRetryDead, "source", deadletter.Outbox, "id", e.OutboxID)
+		e.offer(actDiscardDead, "source", deadletter.Outbox, "id", e.OutboxID)
 	case !e.ProcessedAt.IsZero() && e.Partition < 0:
-		e.add(step{Name: "Published", Level: "ok", At: e.ProcessedAt, Says: "to a stream that is no longer known"})
+		e.add(step{Name: "Published", Level: "ok", At: e.ProcessedAt, From: e.InsertedAt,
+			Says: "to a stream that is no longer known"})
 	case !e.ProcessedAt.IsZero() && e.StreamSeq == 0:
-		e.add(step{Name: "Published", Level: "warn", At: e.ProcessedAt, Says: "to " + e.Stream + ", from which it was erased"})
+		e.add(step{Name: "Published", Level: "warn", At: e.ProcessedAt, From: e.InsertedAt,
+			Says: "to " + e.Stream + ", from which it was erased"})
 	case !e.ProcessedAt.IsZero():
-		e.add(step{Name: "Published", Level: "ok", At: e.ProcessedAt, Says: fmt.Sprintf("to %s at sequence %d", e.Stream, e.StreamSeq)})
+		e.add(step{Name: "Published", Level: "ok", At: e.ProcessedAt, From: e.InsertedAt,
+			Says: fmt.Sprintf("to %s at sequence %d", e.Stream, e.StreamSeq)})
 	default:
 		w, err := outbox.GetWaiting(ctx, c.deps.Truth, e.OutboxID)
 		switch {
@@ -402,9 +509,14 @@ func (c *Console) publishing(ctx context.Context, e *eventPath) error {
 		case err != nil:
 			return err
 		case w.Behind != 0:
+			e.offer(actKill, "id", e.OutboxID)
 			e.add(step{Name: "Waiting", Level: "warn", Says: fmt.Sprintf("behind message %d of its aggregate", w.Behind),
 				URL: address("event", "q", w.Behind), Link: fmt.Sprint("Message ", w.Behind)})
 		default:
+			if w.DueIn > 0 {
+				e.offer(actRetryWaiting, "id", e.OutboxID)
+				e.offer(actKill, "id", e.OutboxID)
+			}
 			e.add(step{Name: "Waiting", Level: "warn", At: w.AvailableAt,
 				Says: "until this time: its next attempt, or the time that its writer chose"})
 		}
@@ -431,7 +543,7 @@ func (c *Console) applying(ctx context.Context, e *eventPath) error {
 			switch {
 			case p.Consumer != projection.Name():
 			case p.Closed, p.Seq >= e.StreamSeq:
-				s = step{Name: "Applied by " + p.Consumer, Level: "ok", At: p.At, By: p.Seq != e.StreamSeq}
+				s = step{Name: "Applied by " + p.Consumer, Level: "ok", At: p.At, By: p.Seq != e.StreamSeq, From: e.ProcessedAt}
 			default:
 				s = step{Name: "Not yet applied by " + p.Consumer, Level: "info",
 					Says: fmt.Sprintf("it is at sequence %d, %s behind", p.Seq, num(e.StreamSeq-p.Seq))}
@@ -442,8 +554,13 @@ func (c *Console) applying(ctx context.Context, e *eventPath) error {
 			if err != nil {
 				return err
 			}
-			s = step{Name: "Parked by " + projection.Name(), Level: "bad", At: l.DeadAt, Says: l.Error, Link: "Dead letter",
-				URL: address("dead-letters/letter", "source", deadletter.Consumers, "id", l.ID)}
+			s = step{Name: "Parked by " + projection.Name(), Level: "bad", At: l.DeadAt, From: e.ProcessedAt, Says: l.Error,
+				Link: "Dead letter", URL: address("dead-letters/letter", "source", deadletter.Consumers, "id", l.ID)}
+			if l.First {
+				in := values("source", deadletter.Consumers, "id", l.ID, "tenant", e.TenantID)
+				e.Offers = append(e.Offers, offer{actRetryDead, "Retry for " + projection.Name(), in},
+					offer{actDiscardDead, "Discard for " + projection.Name(), in})
+			}
 		}
 		e.add(s)
 	}

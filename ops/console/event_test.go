@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -65,8 +66,23 @@ func TestThePathOfAnEventIsShownHoweverItIsFound(t *testing.T) {
 	first := page(t, ada, "/console/event?q=1").says("Parked by followercounts", "a bug", "Retried for followercounts",
 		"by ann: mended?; then it failed again: still a bug")
 	page(t, ada, first.link("Dead letter")).says("Dead letter 1", "still a bug")
+	page(t, ada, first.link("Retry for followercounts")).says("Applies the dead letters of 1 aggregate")
+	page(t, ada, first.link("Discard for followercounts")).says("Deletes 1 dead letter")
 	page(t, ada, "/console/event?q=5").says("to EVENTS-0, from which it was erased")
 	page(t, ada, "/console/event?q=6").says("Failed", "3 of 10 times: too large", "Waiting")
+
+	// Its waterfall, and the event before and after it.
+	fall := page(t, amy, "/console/event?q=3").says("Durations count from the write", "Published", "(+1 h 0 min)",
+		"None before among 20,000 messages None after among 20,000 messages All of follow/3")
+	for bars, a := range map[string]*answer{`x="0" y="1" width="3[12][0-9]".*x="3[12][0-9]" y="1" width="[1-9]"`: fall,
+		`class="by" x="3[12][0-9]" y="1" width="8[01]"`: page(t, amy, "/console/event?q=2")} {
+		if !regexp.MustCompile(`(?s)` + bars).MatchString(a.body) {
+			t.Errorf("no bars %s: %s", bars, a.body)
+		}
+	}
+	after := page(t, amy, "/console/event?q=1&payload=show").link("Event after")
+	before := page(t, amy, after).says("as message 6", "None after").without(`"n"`).link("Event before")
+	page(t, amy, before).says("as message 1", "None before")
 	page(t, ada, "/console/event?q=7").says("Pending")
 
 	// Events of other tenants and unknown events have the same answer.

@@ -30,6 +30,7 @@ func (c *Console) funcs() template.FuncMap {
 		"list":    func(all ...any) []any { return all },
 		"time":    timeHTML,
 		"span":    span,
+		"soon":    soon,
 		"since":   func(t time.Time) string { return age(time.Since(t)) },
 		"repair":  repairOf,
 		"pretty":  pretty,

@@ -24,7 +24,7 @@ import (
 // eight describes tenant 8, which is not the harness's tenant. All its rows contain its secret.
 type eight struct {
 	child, event, group, act string
-	outbox                   int64
+	outbox, waiting          int64
 }
 
 const (
@@ -82,6 +82,11 @@ func (d *desk) populate8(t *testing.T) (e eight) {
 		ORDER BY id LIMIT 1`, secret8).Scan(&e.outbox, &e.event); err != nil {
 		t.Fatal(err)
 	}
+	if err := d.pool.QueryRow(ctx, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, attempts,
+		last_error, available_at) VALUES (8, 'comment', '88', 'created', '{}', 3, $1, now() + interval '1 h') RETURNING id`,
+		secret8).Scan(&e.waiting); err != nil {
+		t.Fatal(err)
+	}
 	if err := d.pool.QueryRow(ctx, `SELECT group_id::text FROM outbox_messages_dlq WHERE id = $1`, letter8).Scan(&e.group); err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +103,9 @@ func (e eight) pages() map[string][]string {
 		"/console/":    {""}, "/console/kinds": {""}, "/console/doctor": {""}, "/console/partitions": {""}, "/console/consumers": {""},
 		"/console/archive": {""}, "/console/erasure": {""},
 		"/console/event": {"q=" + e.event + "&payload=show", fmt.Sprintf("q=%d&payload=show", e.outbox), "q=comment/88",
-			"type=created", fmt.Sprintf("q=%d&payload=show", letter8)},
+			"", "type=created", "kind=comment&state=pending", fmt.Sprint("payload=show&q=", e.waiting),
+			fmt.Sprintf("q=%d&payload=show", letter8)},
+		"/console/retrying":               {""},
 		"/console/dead-letters":           {"", "q=only"},
 		"/console/dead-letters/letters":   {"source=outbox&group=" + e.group, "source=consumers", "source=outbox"},
 		"/console/dead-letters/letter":    {fmt.Sprintf("source=outbox&payload=show&id=%d", letter8), "source=consumers&payload=show&id=1"},
@@ -126,12 +133,15 @@ func (e eight) forms() map[string]url.Values {
 		"dead_letter.retry": form("source", "outbox", "id", letter), "dead_letter.discard": form("source", "outbox", "id", letter),
 		"dead_letter.stop":      form("source", "outbox", "operation", operation8),
 		"dead_letter.note":      form("source", "outbox", "group", e.group, "note", "mine"),
+		"message.retry":         form("id", fmt.Sprint(e.waiting)),
+		"message.kill":          form("id", fmt.Sprint(e.waiting)),
 		"moderation.decide":     form("kind", "comment", "item", e.child+"@1", "decide", "remove"),
 		"moderation.decide_all": form("kind", "comment", "list", "pending", "decide", "approve", "until", "2099-01-01T00:00:00.000000Z"),
 		"moderation.undo":       form("act", e.act),
 		"thread.settings":       form("kind", "comment", "object", "88", "on", "locked"),
 		"inspect.repair":        form("projection", "threadcache", "key", key), "consumer.pause": form("consumer", "archiver"),
 		"consumer.resume": form("consumer", "threadcache"), "consumer.verify": form("consumer", "archiver"),
+		"kinds.apply":     form("file", "objects: {only: onlys}"),
 		"consumer.replay": form("consumer", "archiver"), "hold.add": form(), "hold.release": form("hold", "1"),
 		"erasure.count": form("author", "81"), "erasure.start": form("author", "81"),
 		"token.create": form("name", secret8+"2", "roles", "read"), "token.rotate": form("name", secret8, "overlap", "0"),

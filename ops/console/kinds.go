@@ -2,12 +2,21 @@ package console
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 
+	"github.com/tidings/tidings/internal/words"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/kinds/catalog"
 	"github.com/tidings/tidings/kinds/declared"
+	"github.com/tidings/tidings/kinds/kindfile"
 	"github.com/tidings/tidings/kinds/upstreams"
 )
 
@@ -69,6 +78,82 @@ func (c *Console) kindsData(ctx context.Context, v *view) (any, error) {
 	slices.Reverse(p.History)
 	return p, err
 }
+
+// applyKinds puts the file of the form in force, or finds what it would change. Errors: *inputError
+// if it cannot be done.
+func (c *Console) applyKinds(ctx context.Context, file string, r catalog.Request) (done catalog.Applied, err error) {
+	if r.Kinds, err = kindfile.Extend(kinds.Builtin(), []byte(file)); err != nil {
+		return done, &inputError{"This is not a file of kinds:\n" + err.Error()}
+	}
+	done, err = catalog.Apply(ctx, catalog.Databases{Truth: c.deps.Truth, Projections: c.deps.Projections}, r)
+	var refused *catalog.RefusedError
+	if errors.As(err, &refused) {
+		return done, &inputError{"The change is refused, and nothing was changed:\n" + err.Error()}
+	}
+	if err == nil && len(done.Changes) == 0 {
+		return done, &inputError{"The file has the kinds in force, so there is nothing to change."}
+	}
+	return done, err
+}
+
+// prepareKinds shows the plan of a file, and before that the file in force.
+func (c *Console) prepareKinds(ctx context.Context, v *view, in url.Values) (subject, error) {
+	now, err := kindfile.Write(c.deps.Kinds.Now().Without(kinds.Builtin()))
+	if err != nil {
+		return subject{}, err
+	}
+	s := subject{Target: "kinds", Back: root + "kinds", Button: "Show the plan", Says: []string{
+		"The file replaces the kinds in force, beside the built-in ones. You see the plan before anything changes."},
+		Fields: []field{{Name: fieldFile, Label: "File", Kind: "code", Required: true, Value: string(now),
+			Hint: "As tidings kinds apply takes it. It begins as the file in force, without the built-in kinds."}}}
+	file := in.Get(fieldFile)
+	if v.r.Method != http.MethodPost || strings.TrimSpace(file) == "" {
+		return s, nil
+	}
+	plan, err := c.applyKinds(ctx, file, catalog.Request{Actor: v.who.Name, DryRun: true})
+	var wrong *inputError
+	if errors.As(err, &wrong) {
+		s.Wrong = wrong.says
+		return s, nil
+	}
+	if err != nil {
+		return s, err
+	}
+	restricts := 0
+	for _, change := range plan.Changes {
+		s.Plan = append(s.Plan, change.Path+": "+change.What)
+		if change.Kind != "" { // possible only because no row contradicts it
+			restricts++
+		}
+	}
+	seen := sha256.Sum256([]byte(file + "\n" + strings.Join(s.Plan, "\n")))
+	s.Button, s.Seen = "Apply", hex.EncodeToString(seen[:])
+	s.Says = []string{"All processes use the kinds within 5 seconds, without a restart."}
+	if restricts > 0 {
+		s.Says = append(s.Says, "Some of it removes or restricts kinds, which have no rows: "+
+			words.Of(int64(restricts), "change")+".")
+		s.Confirm = strconv.Itoa(restricts)
+	}
+	return s, nil
+}
+
+// doKinds puts the file in force.
+func (c *Console) doKinds(ctx context.Context, d *doing) (string, error) {
+	done, err := c.applyKinds(ctx, d.In.Get(fieldFile), catalog.Request{Actor: d.actor(), Reason: d.Act.Reason})
+	if err != nil {
+		return "", err
+	}
+	if _, err := c.deps.Kinds.Refresh(ctx); err != nil { // this process reads them soon anyway
+		c.log.WarnContext(ctx, "applied kinds not read", "err", err)
+	}
+	return fmt.Sprintf("Applied version %d: %s.", done.Version, words.Of(int64(len(done.Changes)), "change")), nil
+}
+
+// actKinds puts the kinds of a file in force, which is in the field fieldFile.
+const (
+	actKinds  = "kinds.apply"
+	fieldFile = "file"
+)
 
 func attributes(of map[string]kinds.Attribute) (all []string) {
 	for name, a := range of {

@@ -203,6 +203,9 @@ func (c *Console) stream(v *view, p *page) error {
 	if !v.may(p) {
 		return c.refused(v, p)
 	}
+	if !p.isLive(v) {
+		return errNotFound
+	}
 	share := c.streams.Hold(v.who.TenantID, v.who.Name)
 	if !share.Take(1) {
 		return errTooManyLive

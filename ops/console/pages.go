@@ -3,6 +3,7 @@ package console
 import (
 	"github.com/tidings/tidings/internal/deadletter"
 	"github.com/tidings/tidings/internal/tokens"
+	"github.com/tidings/tidings/outbox"
 )
 
 // The groups of the navigation, in order.
@@ -18,7 +19,9 @@ func (c *Console) allPages() []*page {
 	return []*page{
 		{path: "", title: "Overview", key: "o", group: groupSee, live: true, data: c.overviewData},
 		{path: "day", title: "Last day", key: "y", group: groupSee, system: true, live: true, data: c.dayData},
-		{path: "event", title: "Event", key: "e", group: groupSee, tenant: true, data: c.eventData},
+		{path: "event", title: "Event", key: "e", group: groupSee, live: true, follows: isTail, tenant: true,
+			data: c.eventData},
+		{path: "retrying", title: "Retrying", key: "r", group: groupRepair, live: true, tenant: true, data: c.retryingData},
 		{path: "dead-letters", title: "Dead letters", key: "l", group: groupRepair, tenant: true, data: c.deadGroupsData},
 		{path: "dead-letters/letters", title: "Dead letters", tenant: true, data: c.deadLettersData},
 		{path: "dead-letters/letter", title: "Dead letter", tenant: true, data: c.deadLetterData},
@@ -41,13 +44,17 @@ func (c *Console) allPages() []*page {
 // allActs returns the acts that pages offer.
 func (c *Console) allActs() []*act {
 	return []*act{
-		{name: "dead_letter.retry", label: "Retry", role: tokens.RoleAdmin, prepare: c.prepareDeadLetters(deadletter.Retry),
+		{name: actRetryDead, label: "Retry", role: tokens.RoleAdmin, prepare: c.prepareDeadLetters(deadletter.Retry),
 			do: c.doDeadLetters(deadletter.Retry)},
-		{name: "dead_letter.discard", label: "Discard", role: tokens.RoleAdmin, irreversible: true,
+		{name: actDiscardDead, label: "Discard", role: tokens.RoleAdmin, irreversible: true,
 			prepare: c.prepareDeadLetters(deadletter.Discard),
 			do:      c.doDeadLetters(deadletter.Discard)},
 		{name: "dead_letter.stop", label: "Stop", role: tokens.RoleAdmin, prepare: c.prepareDeadStop, do: c.doDeadStop},
 		{name: "dead_letter.note", label: "Write a note", role: tokens.RoleAdmin, prepare: c.prepareDeadNote, do: c.doDeadNote},
+		{name: actRetryWaiting, label: "Retry now", role: tokens.RoleAdmin, prepare: c.prepareWaiting(effectOfRetry),
+			do: c.doWaiting(outbox.RetryWaiting, "Message %d is due now. A relay tries it within seconds.")},
+		{name: actKill, label: "Kill", role: tokens.RoleAdmin, prepare: c.prepareWaiting(effectOfKill),
+			do: c.doWaiting(outbox.KillWaiting, "Message %d is in the DLQ.")},
 		{name: "moderation.decide", label: "Decide", role: tokens.RoleModerate, prepare: c.prepareDecide, do: c.doDecide},
 		{name: actDecideAll, label: "Decide on all", role: tokens.RoleModerate, prepare: c.prepareDecideAll, do: c.doDecideAll},
 		{name: actUndo, label: "Undo all of it", role: tokens.RoleModerate, prepare: c.prepareUndo, do: c.doUndo},
@@ -74,6 +81,7 @@ func (c *Console) allActs() []*act {
 				"from every store. It keeps no copy.",
 				"Meanwhile the archiver's jobs wait, and no replay runs. The erasure ends when a scan of all stores finds "+
 					"nothing. If it is interrupted, start it again.")},
+		{name: actKinds, label: "Change the kinds", role: tokens.RoleAdmin, system: true, prepare: c.prepareKinds, do: c.doKinds},
 		{name: "token.create", label: "Create a token", role: tokens.RoleAdmin, prepare: c.prepareTokenCreate, do: c.doTokenCreate},
 		{name: "token.rotate", label: "Rotate", role: tokens.RoleAdmin, prepare: c.prepareTokenRotate, do: c.doTokenRotate},
 		{name: "token.revoke", label: "Revoke", role: tokens.RoleAdmin, irreversible: true,

@@ -36,7 +36,7 @@ func TestTheEventPageTakesTypesAndIdsOfComments(t *testing.T) {
 		if a.status != http.StatusUnprocessableEntity {
 			t.Errorf("%s: status %d", q, a.status)
 		}
-		a.says("The request is not valid.", "Or leave it empty and search by type and time.")
+		a.says("The request is not valid.", "Or leave it empty and search by kind, type, state and time.")
 		if got := a.form().Get("q"); got != q {
 			t.Errorf("the form has %q, want %q", got, q)
 		}

@@ -41,7 +41,7 @@ func TestAHistoryIsReadAsATimeline(t *testing.T) {
 	}
 	for link, says := range map[string]string{"Event 4": "moderated", "Event 2": "edited", "Event 1": "created"} {
 		list := page(t, max, a.link(link)).says(says)
-		if n := strings.Count(list.body, "<tr><td>"); n != 1 {
+		if n := strings.Count(list.body, `<tr id="e-`); n != 1 {
 			t.Errorf("%s leads to %d events: %s", link, n, list.text())
 		}
 	}

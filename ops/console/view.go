@@ -26,7 +26,9 @@ type page struct {
 	role   string // the role that the page needs; empty: read
 	system bool   // only system tokens may open it
 	live   bool   // its template has "live", which the hub sends again within a second of a change
-	tenant bool   // a system token chooses whose rows it shows, in the header
+	// follows reports whether the view of a live page is live; nil: each is.
+	follows func(*view) bool
+	tenant  bool // a system token chooses whose rows it shows, in the header
 	// data reads the page. With an *inputError it may return what the page shows beside it.
 	data func(context.Context, *view) (any, error)
 }
@@ -38,6 +40,9 @@ func (p *page) name() string {
 	}
 	return p.path
 }
+
+// isLive reports whether the view of the page is live.
+func (p *page) isLive(v *view) bool { return p.live && (p.follows == nil || p.follows(v)) }
 
 func (p *page) template() string { return p.name() }
 
@@ -331,7 +336,7 @@ func (c *Console) showPage(v *view, p *page) error {
 	}
 	v.keepTenant()
 	f.Page = p
-	if p.live {
+	if p.isLive(v) {
 		f.LiveURL = (&url.URL{Path: root + "live/" + p.name(), RawQuery: v.r.URL.RawQuery}).String()
 	}
 	c.renderFrame(v, status, p.template(), f)

@@ -116,9 +116,10 @@ var fleetRules = []Rule{
 				words.Seconds(o.LagSeconds), words.Seconds(o.Undelivered)), Count: int64(o.Pending),
 				Since: before(max(o.LagSeconds, o.Undelivered))}
 		})},
-	{Name: "outbox-retrying", Severity: Warning, Runbook: "OutboxEventFails", Check: outboxRule(func(o outbox.Stats) Finding {
-		return counted(int64(o.Retrying), "message", " failed and will be retried", "tidings outbox list")
-	})},
+	{Name: "outbox-retrying", Severity: Warning, Runbook: "OutboxEventFails", Console: "retrying",
+		Check: outboxRule(func(o outbox.Stats) Finding {
+			return counted(int64(o.Retrying), "message", " failed and will be retried", "tidings outbox list")
+		})},
 	{Name: "outbox-dlq", Severity: Warning, Runbook: "OutboxDLQNotEmpty", Console: "dead-letters?source=outbox",
 		Check: outboxRule(func(o outbox.Stats) Finding {
 			return counted(int64(o.DLQDepth), "message", " in the DLQ, which relays could not publish", "tidings dlq outbox list")

@@ -118,6 +118,9 @@ func (d *Day) add(all []Sample) {
 	}
 }
 
+// ReplayBegan follows the name of the consumer in the mark of a replay.
+const ReplayBegan = " is replayed"
+
 // mark records a change that somebody made. The caller holds d.mu.
 func (d *Day) mark(at time.Time, name string, was, is float64) {
 	if was == is {
@@ -129,6 +132,8 @@ func (d *Day) mark(at time.Time, name string, was, is float64) {
 			says = consumer + " paused"
 		}
 		d.marks = append(d.marks, Mark{at, says})
+	} else if consumer, ok := strings.CutPrefix(name, Replaying); ok && is > 0 {
+		d.marks = append(d.marks, Mark{at, consumer + ReplayBegan})
 	} else if name == Partitions {
 		d.marks = append(d.marks, Mark{at, fmt.Sprintf("resized from %.0f to %.0f partitions", was, is)})
 	}

@@ -105,6 +105,10 @@ func TestMarksAreChanges(t *testing.T) {
 		if n >= 22 {
 			s.Figures[Partitions] = 4
 		}
+		s.Figures[Replaying+"archiver"] = 0
+		if n == 27 || n == 28 {
+			s.Figures[Replaying+"archiver"] = 1
+		}
 		all = append(all, s)
 		if n >= 30 { // a rollout: both versions run for a while
 			all = append(all, at(n, "api", "1.1", Requests, n))
@@ -117,7 +121,8 @@ func TestMarksAreChanges(t *testing.T) {
 	for _, m := range d.Marks(Window{noon, 2 * time.Hour, 1}) {
 		got = append(got, fmt.Sprintf("%d %s", m.At.Sub(noon)/Every, m.Says))
 	}
-	want := "20 threadcache paused, 22 resized from 1 to 4 partitions, 25 threadcache resumed, 30 version 1.1"
+	want := "20 threadcache paused, 22 resized from 1 to 4 partitions, 25 threadcache resumed, " +
+		"27 archiver is replayed, 30 version 1.1"
 	if strings.Join(got, ", ") != want {
 		t.Errorf("%v, want %s", got, want)
 	}

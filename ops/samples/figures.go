@@ -14,11 +14,12 @@ const (
 	Stored     = "stored"     // messages that the streams have now
 	Partitions = "partitions" // open ones, and those that will open
 	DeadOutbox = "dead outbox"
-	Behind     = "behind "  // messages
-	Late       = "late "    // seconds
-	Applied    = "applied " // count: events
-	Dead       = "dead "    // dead letters
-	Paused     = "paused "  // 1 or 0
+	Behind     = "behind "    // messages
+	Late       = "late "      // seconds
+	Applied    = "applied "   // count: events
+	Dead       = "dead "      // dead letters
+	Paused     = "paused "    // 1 or 0
+	Replaying  = "replaying " // 1 or 0
 
 	Requests = "requests" // count: requests that the process answered
 	P99      = "p99"      // seconds: 99 of 100 of its requests since the previous sample took less

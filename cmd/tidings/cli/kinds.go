@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"go.yaml.in/yaml/v3"
 
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/kinds/catalog"
@@ -267,11 +266,11 @@ func (p Process) kindsShowCommand() *cobra.Command {
 			if !addKind(one, now, args[0]) {
 				return nil, fmt.Errorf("there is no kind %q: `tidings kinds list` lists all of them", args[0])
 			}
+			file, err := kindfile.Write(one)
 			return reports(nil, func(w io.Writer) error {
-				enc := yaml.NewEncoder(w)
-				enc.SetIndent(2)
-				return errors.Join(enc.Encode(one), enc.Close())
-			}), nil
+				_, err := w.Write(file)
+				return err
+			}), err
 		},
 	})
 }

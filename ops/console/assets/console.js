@@ -58,6 +58,7 @@
   const fresh = document.getElementById("fresh");
   let asOf = performance.now(); // when the server read the page's data
   let trouble = "";
+  let held = ""; // content that waits until the pointer has left
   const showAge = () => {
     const age = Math.floor((performance.now() - asOf) / 1000);
     const time = new Date(performance.timeOrigin + asOf).toTimeString().slice(0, 8);
@@ -70,7 +71,12 @@
   const take = async (kind, text) => {
     trouble = kind === "trouble" ? text : "";
     if (kind === "fresh") asOf = performance.now() - Number(text);
-    if (kind === "message") {
+    if (kind === "message" && live.querySelector("[data-hold]:hover, [data-hold] :focus-visible")) {
+      held = text; // the reader is at a row that would move away
+      live.ariaBusy = "true";
+    } else if (kind === "message") {
+      held = "";
+      live.ariaBusy = null;
       await window.htmx.swap({ text, sourceElement: live, target: live, swap: "innerMorph" });
       showHealth();
       root.dataset.live = String(Number(root.dataset.live || 0) + 1);
@@ -110,6 +116,9 @@
     };
     watch();
     document.addEventListener("visibilitychange", watch);
+    for (const leaves of ["pointerout", "focusout"]) live.addEventListener(leaves, () => {
+      setTimeout(() => { if (held) take("message", held); }); // after the browser knows where the pointer is
+    });
     setInterval(showAge, 1000);
   }
 
