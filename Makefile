@@ -9,7 +9,7 @@ BIN := bin
 # Tests wait as well as compute, so one package more than the number of processors runs at once, and six tests of a package.
 # LONGEST names the packages that take longest: they start first.
 JOBS = $(shell echo $$((1 + $$(getconf _NPROCESSORS_ONLN))))
-TOGETHER := -parallel 6
+TOGETHER := -parallel 6 -ldflags=-s
 TAGS := faults,browser,upgrade,docker,brokers,contract,soak
 LONGEST := ./cmd/tidings/cli ./relay ./consumers ./api ./cmd/internal/endtoend ./migrations ./store ./ops/console ./outbox
 # go.mod does not name the linter, because it would bring a hundred modules. Its version is pinned here.

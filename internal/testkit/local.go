@@ -62,6 +62,7 @@ func localSettings() map[string]string {
 		"max_prepared_transactions":  "20",
 		"max_wal_size":               "256MB",
 		"shared_buffers":             "64MB", // several test binaries run at the same time
+		"jit":                        "off",  // also for connections that do not come from a pool
 	}
 }
 
