@@ -214,6 +214,55 @@ func withObjects(t *testing.T, pool *pgxpool.Pool, b *testkit.Broker, log *slog.
 	return r
 }
 
+// TestTheEventsOfObjectsContinueAfterAnOutage restarts NATS, and freezes it while the relay stops.
+func TestTheEventsOfObjectsContinueAfterAnOutage(t *testing.T) {
+	pool, b := testkit.Postgres(t).Pool(t, postgres.RoleSystem), testkit.NATSProcess(t)
+	cfg := b.Config()
+	cfg.LiveObjects = true
+	r, err := New(testConfig(), pool, cfg, testkit.Logger(t), prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop := start(t, r)
+	nc := b.Connect(t)
+	sub := subscribed(t, nc, event.ObjectSubject(cfg.LivePrefix, 1, "*", "*", "1"))
+	insertRow(t, pool, 1, "created")
+	if _, err := sub.NextMsg(time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	b.Kill(t)
+	insertRow(t, pool, 1, "created")
+	b.Restart(t)
+	testkit.Eventually(t, "an event after the restart", func() (bool, error) {
+		insertRow(t, pool, 1, "created")
+		_, err := sub.NextMsg(100 * time.Millisecond)
+		return err == nil, err
+	})
+	awaitDrained(t, t.Context(), pool, time.Minute)
+	checkNothingBut(t, nc, cfg.StreamName(0))
+	b.Freeze(t)
+	large := event.Event{AggregateType: "post", AggregateID: "1", Type: "created", Payload: make([]byte, 1<<19)}
+	for range 100 { // more than sockets buffer
+		r.objects.offer(published{cfg.StreamName(0), []outbox.Row{{Event: large}}, []outbox.Published{{Seq: 1}}, nil})
+	}
+	stop()
+	b.Thaw(t)
+}
+
+// checkNothingBut fails if NATS has another stream.
+func checkNothingBut(t *testing.T, nc *nats.Conn, stream string) {
+	t.Helper()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range js.StreamNames(t.Context()).Name() {
+		if name != stream {
+			t.Errorf("NATS has the stream %s", name)
+		}
+	}
+}
+
 // TestTheEventsOfObjectsNeverWait offers more than the queue takes, by number and by bytes.
 func TestTheEventsOfObjectsNeverWait(t *testing.T) {
 	for _, c := range []struct{ bytes, queued int }{{1, objectsQueue}, {objectsWaiting / 2, 3}} {
