@@ -154,16 +154,15 @@ const (
 	publishHeaders = 1 << 10  // Nats-Batch-*, Nats-Expected-*
 )
 
-func token(s string) bool {
-	if s == "" || len(s) > maxToken {
-		return false
-	}
+func token(s string) bool { return len(s) <= maxToken && isPlainToken(s) }
+
+func isPlainToken(s string) bool {
 	for _, c := range []byte(s) {
 		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '_' && c != '-' {
 			return false
 		}
 	}
-	return true
+	return s != ""
 }
 
 // IsType reports whether s is AGGREGATE.EVENT of tokens that a subject can have.
@@ -234,7 +233,7 @@ func Decode(subject string, headers map[string][]string, data []byte) (Event, er
 		}
 		return n
 	}
-	tokens := strings.Split(subject, ".")
+	tokens := withoutObject(strings.Split(subject, "."), get(HeaderTenant), ID(get(HeaderSubject)))
 	if n := len(tokens); n < 4 || !strings.HasPrefix(tokens[n-3], "t") { // after the prefix, or the prefix and the partition
 		errs = append(errs, fmt.Sprintf("subject is %.200q", subject))
 	} else {

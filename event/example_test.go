@@ -32,6 +32,15 @@ func ExampleDecode() {
 	// Output: 1 follow 42 created <nil>
 }
 
+// A page about post 42 subscribes to the new comments on it, if relays have NATS_LIVE_OBJECTS=true.
+func ExampleObjectSubject() {
+	fmt.Println(event.ObjectSubject("live", 7, "comment", "created", "42"))
+	fmt.Println(event.ObjectSubject("live", 7, "*", "*", "auth0|7"))
+	// Output:
+	// live.t7.comment.created.42
+	// live.t7.*.*._YXV0aDB8Nw
+}
+
 // The payload of a test's own event.
 func ExampleEdge_Encode() {
 	follow, _ := kinds.Builtin().Edge("follow")

@@ -53,6 +53,9 @@
 // streams still answer, only the failing partition waits. After a few more failures another relay
 // takes it.
 //
+// With NATS_LIVE_OBJECTS a relay also publishes the stored events by object, at most once, over one
+// more connection. Writers never wait for it.
+//
 // # Rounds
 //
 // The relay publishes few rows at once, and marks them together with the next claim. While many

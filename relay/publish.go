@@ -94,6 +94,7 @@ func (w *writer) publish(ctx context.Context, rows []outbox.Row) (_ *outbox.Mark
 		}
 	}
 	w.at("after ack")
+	w.objects.offer(published{w.p.Stream, rows, mark.Rows, naming})
 	took := time.Since(start)
 	tracing.Observe(ctx, w.metrics.seconds.WithLabelValues(stagePublish), took.Seconds())
 	w.metrics.batchRows.Observe(float64(len(rows)))
@@ -131,9 +132,7 @@ func (w *writer) send(ctx context.Context, tail uint64, rows []outbox.Row, namin
 	for i := range rows {
 		e := &rows[i].Event
 		m.Subject, m.Data = e.Subject(w.broker.Prefix, w.p.Number), e.Payload
-		as := naming[e.AggregateType]
-		as.Source = cmp.Or(as.Source, w.broker.Source)
-		e.SetHeaders(m.Header, as)
+		w.setHeaders(m.Header, e, naming)
 		if last > 0 {
 			m.Header.Set(headerBatchSequence, strconv.Itoa(i+1))
 		}
@@ -151,6 +150,13 @@ func (w *writer) send(ctx context.Context, tail uint64, rows []outbox.Row, namin
 	}
 	w.at("before commit")
 	return w.request(ctx, m, len(rows))
+}
+
+// setHeaders sets the event's own headers in h. naming is of names.of.
+func (r *Relay) setHeaders(h nats.Header, e *event.Event, naming map[string]event.Naming) {
+	as := naming[e.AggregateType]
+	as.Source = cmp.Or(as.Source, r.broker.Source)
+	e.SetHeaders(h, as)
 }
 
 // expect makes the server refuse m, and the batch that it begins, unless the stream ends at tail.

@@ -76,6 +76,7 @@ type Relay struct {
 	base    *slog.Logger // without a component: for parts that have their own
 	metrics *metrics
 	names   names
+	objects *objects // nil without NATS_LIVE_OBJECTS
 
 	mu         sync.Mutex
 	state      error                  // why the relay publishes nothing; nil during a session
@@ -103,6 +104,9 @@ func New(cfg Config, pool *pgxpool.Pool, brokerCfg broker.Config, log *slog.Logg
 		metrics: newMetrics(reg), names: names{pool: pool},
 		state: errors.New("starting"), trouble: make(map[int]error), doubts: make(map[loss]*broker.Doubt), floorEvery: floorEvery,
 		sessions: rand.Int(), durablesEvery: durablesEvery,
+	}
+	if brokerCfg.LiveObjects {
+		r.objects = newObjects(r)
 	}
 	return r, reg.Register(newDurables(r))
 }
@@ -216,6 +220,10 @@ func (r *Relay) Run(ctx context.Context) error {
 	var beats sync.WaitGroup
 	beats.Go(func() { r.beat(ctx) })
 	defer beats.Wait()
+	if r.objects != nil {
+		beats.Go(func() { r.objects.run(ctx) })
+		defer close(r.objects.queue)
+	}
 	for attempt := 1; ctx.Err() == nil; attempt++ {
 		s, err := r.connect(ctx)
 		if err == nil {

@@ -15,6 +15,8 @@ type Names struct {
 	Prefix string // NATS_SUBJECT_PREFIX
 	Live   string // NATS_LIVE_PREFIX
 	Source string // EVENT_SOURCE
+
+	Objects bool // NATS_LIVE_OBJECTS
 }
 
 // DefaultNames returns the names of an installation that configures none.
@@ -55,6 +57,12 @@ func AsyncAPI(set *kinds.Set, declared []upstreams.Upstream, in Names) map[strin
 			"parameters":  parameters("tenant"), "messages": map[string]any{"event": ref("components", "messages", t.Name)}}
 		send("send."+name, name, t.Summary)
 		send("send.live."+name, "live."+name, t.Summary)
+		if in.Objects && t.Kind != event.AggregatePerson { // the aggregate of an erasure is no object
+			channels["object."+name] = map[string]any{"address": in.Live + ".t{tenant}." + name + ".{object}",
+				"title": name + ", of one object", "description": t.Summary + " A relay sends it to plain subscribers, at most once.",
+				"parameters": parameters("tenant", "object"), "messages": map[string]any{"event": ref("components", "messages", t.Name)}}
+			send("send.object."+name, "object."+name, t.Summary)
+		}
 	}
 	messages["closed"] = map[string]any{"name": "closed", "title": "closing message", "contentType": "application/json",
 		"summary": "The last message of a stream that a resize or a repair has replaced. It is not an event and has no data.",
@@ -88,7 +96,9 @@ func ref(path ...string) map[string]any {
 func parameters(names ...string) map[string]any {
 	described := map[string]string{
 		"partition": "The number of the stream. Put * in its place: an event's partition may change in a resize.",
-		"tenant":    "The tenant's number."}
+		"tenant":    "The tenant's number.",
+		"object": "The " + event.HeaderSubject + ", if it has only letters, digits, - and _ and does not begin with _. Otherwise _ " +
+			"and its base64url without padding."}
 	all := make(map[string]any)
 	for _, name := range names {
 		all[name] = map[string]any{"description": described[name]}

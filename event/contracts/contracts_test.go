@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/event/contracts"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/kinds/kindfile"
@@ -301,6 +302,39 @@ edges: {play: {plural: plays, from: user, to: song, forward: plays, reverse: pla
 children: {verdict: {plural: verdicts, parent: song, threaded: true,
   attributes: {stars: {type: integer, minimum: 1, maximum: 5, default: 3}}}}
 `
+
+// TestTheDocumentHasTheSubjectsOfObjects checks them if relays publish there, and otherwise that
+// there are none.
+func TestTheDocumentHasTheSubjectsOfObjects(t *testing.T) {
+	names := contracts.DefaultNames()
+	for _, names.Objects = range []bool{false, true} {
+		raw, err := contracts.Encode(contracts.AsyncAPI(kinds.Builtin(), nil, names))
+		if err != nil {
+			t.Fatal(err)
+		}
+		doc := read(t, raw).(map[string]any)
+		if err := metaSchema(t).Validate(doc); err != nil {
+			t.Errorf("%.3000v", err)
+		}
+		if broken := unresolved(doc, doc); len(broken) > 0 {
+			t.Errorf("the references %q have no target", broken)
+		}
+		for name, channel := range doc["channels"].(map[string]any) {
+			kind, of, _ := strings.Cut(strings.TrimPrefix(name, "live."), ".")
+			if !strings.HasPrefix(name, "live.") || kind == event.AggregatePerson {
+				continue
+			}
+			object, _ := doc["channels"].(map[string]any)["object."+kind+"."+of].(map[string]any)
+			if want := channel.(map[string]any)["address"].(string) + ".{object}"; (object != nil) != names.Objects ||
+				object != nil && object["address"] != want {
+				t.Errorf("%s of one object: %v", name, object)
+			}
+		}
+		if _, is := doc["channels"].(map[string]any)["object.person.erased"]; is {
+			t.Error("an erasure has a subject of an object, which it is not about")
+		}
+	}
+}
 
 func TestTheDocumentIsAsyncAPI(t *testing.T) {
 	meta := metaSchema(t)

@@ -26,6 +26,8 @@ type Config struct {
 	Stream     string `env:"NATS_STREAM, default=EVENTS"`         // prefix of the streams' names: partition 0 is EVENTS-0
 	Prefix     string `env:"NATS_SUBJECT_PREFIX, default=events"` // the relay publishes events to Prefix.PARTITION.>
 	LivePrefix string `env:"NATS_LIVE_PREFIX, default=live"`      // the stream republishes stored events to LivePrefix.>
+	// relays also publish events to LivePrefix.tTENANT.AGGREGATE.EVENT.OBJECT (event.ObjectSubject)
+	LiveObjects bool `env:"NATS_LIVE_OBJECTS, default=false"`
 	// ce-source of the events: /tidings, or /tidings/NAME for one installation of several
 	Source string `env:"EVENT_SOURCE, default=/tidings"`
 	// of each stream, 1 to 5; never lowered on an existing stream

@@ -175,6 +175,9 @@ func (p Principal) uses(c Config) (sends, hears []string) {
 	case Relay:
 		sends = append(api("INFO", "STREAM.INFO.*", "STREAM.MSG.GET.*", "CONSUMER.LIST.*", "CONSUMER.INFO.*.*"),
 			c.Prefix+".>")
+		if c.LiveObjects {
+			sends = append(sends, c.LivePrefix+".*.*.*.*")
+		}
 		if !c.Unmanaged {
 			sends = append(sends, api("STREAM.CREATE.*", "STREAM.UPDATE.*", "CONSUMER.CREATE.*.*.>")...)
 		}
@@ -196,6 +199,9 @@ func (p Principal) uses(c Config) (sends, hears []string) {
 			[]string{c.LivePrefix + ".>"}
 	}
 	hears = []string{c.LivePrefix + "." + p.events()}
+	if c.LiveObjects && p.Filter != "" {
+		hears = append(hears, hears[0]+".*")
+	}
 	durable := p.DurableName()
 	if durable == "" {
 		return nil, hears

@@ -48,7 +48,8 @@ func newAPI(cfg api.Config, truth, tokens, projections *pgxpool.Pool, nc *nats.C
 		cfg: cfg, nc: nc, broker: b, log: log}
 	a.handler, err = api.New(cfg, api.Deps{Store: store.New(truth, a.waker.Wake), Tokens: tokens, DLQ: outbox.NewDLQ(truth, a.waker.Wake),
 		Projections: projections, Kinds: a.kinds, Fleet: fleet.Projections(a.kinds.Now), Pages: a.pages, Streams: heads.Of(nc, b),
-		Names: contracts.Names{Stream: b.Stream, Prefix: b.Prefix, Live: b.LivePrefix, Source: b.Source}, Log: log, Reg: reg,
+		Names: contracts.Names{Stream: b.Stream, Prefix: b.Prefix, Live: b.LivePrefix, Source: b.Source, Objects: b.LiveObjects},
+		Log:   log, Reg: reg,
 		Upstreams: func(ctx context.Context) ([]upstreams.Upstream, error) { return declared.List(ctx, truth) }})
 	return a, err
 }

@@ -24,8 +24,8 @@ func (p Process) contractsWriteCommand() *cobra.Command {
 		long: `Write creates asyncapi.json, and schemas/TYPE.json for each event type and version. It replaces
 files of these names, and removes schemas of types that no longer exist. The API serves the same
 documents at /v1/asyncapi.json and /v1/schemas/TYPE. Like the binaries, the command reads the names
-of streams and subjects from NATS_STREAM, NATS_SUBJECT_PREFIX and NATS_LIVE_PREFIX, and ce-source
-from EVENT_SOURCE.`,
+of streams and subjects from NATS_STREAM, NATS_SUBJECT_PREFIX, NATS_LIVE_PREFIX and
+NATS_LIVE_OBJECTS, and ce-source from EVENT_SOURCE.`,
 		args: exactArgs(1), needs: needServers,
 		run: func(ctx context.Context, s *session, args []string) (*report, error) {
 			set, external := kinds.Builtin(), []upstreams.Upstream(nil)
@@ -49,7 +49,7 @@ from EVENT_SOURCE.`,
 				return nil, err
 			}
 			n, err := writeContracts(args[0], set, external, contracts.Names{Stream: cfg.Stream, Prefix: cfg.Prefix, Live: cfg.LivePrefix,
-				Source: cfg.Source})
+				Source: cfg.Source, Objects: cfg.LiveObjects})
 			if err != nil {
 				return nil, err
 			}

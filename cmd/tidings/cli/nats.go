@@ -45,8 +45,8 @@ a user: plain text that begins with a letter, or a bcrypt hash.
 ` + subscriberHelp + `
 
 A process needs its user in NATS_URL (nats://relay:PASSWORD@host:4222) and
-NATS_INBOX_PREFIX=_INBOX_USER. The command reads NATS_STREAM, NATS_SUBJECT_PREFIX and
-NATS_LIVE_PREFIX like the binaries.`,
+NATS_INBOX_PREFIX=_INBOX_USER. The command reads NATS_STREAM, NATS_SUBJECT_PREFIX,
+NATS_LIVE_PREFIX and NATS_LIVE_OBJECTS like the binaries.`,
 		example: `  tidings nats users --subscriber name=feed,tenant=7 --subscriber ` +
 			`name=mailer,tenant=7,durable,filter=follow.created`,
 		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
