@@ -4,7 +4,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -99,13 +101,28 @@ func (p *promises) content(at string, was, is map[string]any, d direction) {
 	}
 }
 
+// bounded is a pattern that also limits the length of the text.
+var bounded = regexp.MustCompile(`^(\^\[[^]]+\])\{1,([0-9]+)\}\$$`)
+
+// apart returns the schema with the length of a text beside its pattern: that says the same as a
+// bounded pattern.
+func apart(schema map[string]any) map[string]any {
+	pattern, _ := schema["pattern"].(string)
+	if in := bounded.FindStringSubmatch(pattern); in != nil {
+		most, _ := strconv.ParseFloat(in[2], 64)
+		schema = maps.Clone(schema)
+		schema["pattern"], schema["maxLength"] = in[1]+"+$", most
+	}
+	return schema
+}
+
 // schema compares the schemas of a value that a client sends or reads.
 func (p *promises) schema(at string, before, after any, d direction) {
 	pair := fmt.Sprint(d, object(before)["$ref"], object(after)["$ref"])
 	if p.seen[pair] {
 		return
 	}
-	was, is := resolve(p.before, before), resolve(p.after, after)
+	was, is := apart(resolve(p.before, before)), apart(resolve(p.after, after))
 	if object(before)["$ref"] != nil {
 		p.seen[pair] = true
 		at, _ = object(before)["$ref"].(string)
@@ -234,7 +251,8 @@ const smallAPI = `{"paths": {"/v1/things/{id}": {"post": {"operationId": "write"
   "responses": {"200": {"headers": {"ETag": {"schema": {"type": "string"}}}, "content": {"application/json": {"schema":
     {"type": "array", "items": {"$ref": "#/components/schemas/Thing"}}}}}}}}},
  "components": {"schemas": {"Thing": {"type": "object", "additionalProperties": false, "required": ["body"], "properties": {
-  "body": {"type": "string", "maxLength": 100}, "state": {"type": "string", "enum": ["on", "off"]},
+  "body": {"type": "string", "maxLength": 100}, "slug": {"type": "string", "pattern": "^[a-z]{1,8}$"},
+  "state": {"type": "string", "enum": ["on", "off"]},
   "of": {"$ref": "#/components/schemas/Thing"}}}}}}`
 
 // TestAnAPIThatBreaksAPromiseIsFound replaces one piece of a document's text at a time.
@@ -274,6 +292,8 @@ func TestAnAPIThatBreaksAPromiseIsFound(t *testing.T) {
 		"a value more":                 {`["on", "off"]`, `["on", "off", "idle"]`, ""},
 		"another type":                 {`"string", "maxLength"`, `"integer", "maxLength"`, `type was "string" and is "integer"`},
 		"a pattern":                    {`"maxLength": 100`, `"maxLength": 100, "pattern": "^a"`, `pattern was null and is "^a"`},
+		"a pattern and a length":       {`"^[a-z]{1,8}$"`, `"^[a-z]+$", "maxLength": 8`, ""},
+		"a pattern of a lower length":  {`"^[a-z]{1,8}$"`, `"^[a-z]{1,7}$"`, "maxLength was 8 and is 7"},
 		"one thing for a list of them": {`"type": "array"`, `"type": "object"`, `type was "array"`},
 		"another path besides":         {`{"paths": {`, `{"paths": {"/v1/new": {"get": {}}, `, ""},
 		"a member more":                {`"state": {`, `"new": {"type": "string"}, "state": {`, ""},

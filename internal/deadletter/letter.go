@@ -161,7 +161,7 @@ func (t Table) Where() string { return t.sql(filterSQL) }
 // Statements returns the statements on the table. Tests prepare them.
 func (t Table) Statements() []string {
 	all := []string{t.sql(listSQL), t.sql(countLettersSQL), t.sql(getSQL)}
-	for _, sql := range []string{groupsSQL, walkSQL, countSQL, groupSQL} {
+	for _, sql := range []string{groupsSQL, countSQL, groupSQL, walkSQL} {
 		all = append(all, t.ofTenant(sql, 0), t.ofTenant(sql, 1))
 	}
 	return all

@@ -10,12 +10,14 @@ import (
 	"testing"
 
 	"github.com/chromedp/cdproto/cdp"
+	"github.com/chromedp/cdproto/input"
 	cdppage "github.com/chromedp/cdproto/page"
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/store"
 )
@@ -293,4 +295,55 @@ func TestTheQueueInABrowserGoesOn(t *testing.T) {
 	if n := h.count(t, `SELECT count(*) FROM outbox_messages WHERE event_type = 'moderated' AND payload ->> 'reason' = 'rude'`); n != 3 {
 		t.Errorf("%d decisions have the first reason, want 3", n)
 	}
+}
+
+// TestTheQueueIsWorkedByAFinger moves cards to the sides on a phone. A short way decides nothing.
+func TestTheQueueIsWorkedByAFinger(t *testing.T) {
+	h := start(t)
+	d := &desk{harness: h, store: store.New(h.db.Pool(t, postgres.RoleAPI), nil)}
+	d.settings(t, store.ThreadSettings{Object: "5", Premoderated: true})
+	ids := d.write(t, "5", "1", "first", "second", "third")
+	d.deliver(t)
+	b := h.browser(t, chromium(t), h.Tokens.TenantModerator, look{Phone: true})
+	b.open("/console/moderation")
+	b.waits("first")
+	swipe := func(id string, by float64) {
+		t.Helper()
+		at := eval[[]float64](b, `(item => {
+			item.scrollIntoView({block: "start"});
+			const r = item.querySelector(".prose").getBoundingClientRect();
+			return [r.x + r.width / 2, r.y + r.height / 2];
+		})(document.querySelector("[data-item='`+id+`']"))`)
+		b.run(chromedp.Func(func(ctx context.Context, target *chromedp.Target) error {
+			for i, kind := range []input.DispatchTouchEventType{"touchStart", "touchMove", "touchMove", "touchEnd"} {
+				points := []*input.TouchPoint{{X: at[0] + by*float64(i)/2, Y: at[1]}}
+				if kind == "touchEnd" {
+					points = []*input.TouchPoint{}
+				}
+				if _, err := cdp.Call(ctx, target, input.DispatchTouchEvent,
+					input.DispatchTouchEventParams{Type: kind, TouchPoints: points}); err != nil {
+					return err
+				}
+			}
+			return nil
+		}))
+	}
+	b.run(chromedp.SendKeys(chromedp.CSS("#reason"), "looked at"))
+	swipe(ids[0], 40)
+	if n := eval[int](b, `document.querySelectorAll(".item").length`); n != 3 {
+		t.Errorf("%d items after a short way, want 3", n)
+	}
+	swipe(ids[0], 180)
+	b.waits("Approved 1 comment")
+	swipe(ids[2], -180)
+	b.waits("Removed 1 comment")
+	swipe(ids[1], -180)
+	b.until(`document.querySelectorAll(".item").length === 0 && document.getElementById("moderated").textContent.includes("Removed 1")`)
+	b.click("Undo")
+	b.until(`document.querySelectorAll(".item").length === 1`)
+	b.accessible("the queue on a phone")
+	testkit.Eventually(t, "the decisions", func() (bool, error) {
+		d.deliver(t)
+		return strings.Join(d.states(t, ids...), ", ") == "VISIBLE 2, PENDING 3, REMOVED 2", nil
+	})
 }

@@ -50,7 +50,8 @@ var (
 var fleetRules = []Rule{
 	{Name: "unavailable", Severity: Error, Check: func(st status.State, found func(Finding)) {
 		for _, a := range st.Unavailable {
-			found(Finding{Where: a.Server, What: a.String(), Repair: "start the server, or correct its address in the environment"})
+			found(Finding{Where: a.Server, What: a.String(),
+				Repair: "start the server, or correct its address or its login in the environment"})
 		}
 	}},
 	{Name: "blocked-session", Severity: Warning, Runbook: "BlockedSessions", Check: func(st status.State, found func(Finding)) {

@@ -449,7 +449,8 @@ type mix struct {
 }
 
 func TestARestoreEndsInOneTruth(t *testing.T) {
-	restoreEach(t, mix{name: "the truth alone", stream: 2, others: 2, recovered: 2})
+	restoreEach(t, mix{name: "the truth alone", stream: 2, others: 2, recovered: 2},
+		mix{name: "the stream alone", truth: 2, others: 2, recovered: 2})
 }
 
 // restoreEach never restores the subscriber's projection, so that is ahead of everything restored.

@@ -14,7 +14,7 @@ import (
 
 func TestEveryAnswerIsTheOneThatAModelHas(t *testing.T) {
 	seed, _ := testkit.Seed(t)
-	fuzz(t, seed, 2_000)
+	fuzz(t, seed, 4_000)
 }
 
 // rounds is the number of times that a lane runs and then races.

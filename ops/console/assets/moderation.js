@@ -168,6 +168,25 @@
   form.addEventListener("click", (e) => {
     const button = e.target.closest("[data-decide]");
     if (button) decide(button.dataset.decide, button.closest(".item"));
+    if (e.target.closest("[data-undo]")) undo();
+  });
+
+  // A finger that moves an item to the right approves it, and one that moves it to the left removes it.
+  let finger = null;
+  form.addEventListener("pointerdown", (e) => {
+    const item = e.target.closest(".item");
+    if (item && e.isPrimary && e.pointerType === "touch") finger = { item, from: e.clientX };
+  });
+  form.addEventListener("pointermove", (e) => {
+    if (finger && e.isPrimary) finger.item.style.transform = `translateX(${e.clientX - finger.from}px)`;
+  });
+  for (const type of ["pointerup", "pointercancel"]) form.addEventListener(type, (e) => {
+    if (!finger || !e.isPrimary) return;
+    const { item, from } = finger;
+    finger = null;
+    item.style.transform = "";
+    const by = e.clientX - from;
+    if (type === "pointerup" && Math.abs(by) > item.clientWidth / 3) decide(by > 0 ? "approve" : "remove", item);
   });
 
   // The next page joins the list when its link comes near the screen.
