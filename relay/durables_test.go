@@ -58,8 +58,13 @@ func TestOneRelayExportsTheDurableConsumers(t *testing.T) {
 	}
 	one("the streams without a consumer to be read", "tidings_durable_incomplete_streams", 0)
 
+	// A relay makes a stream when it claims the partition, which may be after the first series.
 	create := func(stream, name string) {
 		t.Helper()
+		testkit.Eventually(t, stream, func() (bool, error) {
+			_, err := js.Stream(t.Context(), stream)
+			return err == nil, err
+		})
 		if _, err := js.CreateConsumer(t.Context(), stream, jetstream.ConsumerConfig{Durable: name,
 			AckPolicy: jetstream.AckExplicitPolicy}); err != nil {
 			t.Fatal(err)
@@ -129,10 +134,6 @@ func TestOneRelayExportsTheDurableConsumers(t *testing.T) {
 	if _, err := outbox.Resize(t.Context(), pool, 2); err != nil {
 		t.Fatal(err)
 	}
-	testkit.Eventually(t, "the new streams", func() (bool, error) {
-		_, err := js.Stream(t.Context(), second)
-		return err == nil, err
-	})
 	create(second, "mailer")
 	one("the consumer of a new stream", "tidings_durable_pending_messages mailer "+second, 0)
 }
