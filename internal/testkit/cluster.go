@@ -17,14 +17,14 @@ import (
 	"github.com/tidings/tidings/migrations"
 )
 
-// roomy returns the directory for the files of tests. It is /dev/shm if that has at least 4 GiB and
-// allows programs, and TMPDIR is not set. A database has a thousand files. Their creation takes the
+// roomy returns the directory for the files of tests. It is /dev/shm if that has at least 4 GiB,
+// allows this user's files and programs, and TMPDIR is not set. A database has a thousand files. Their creation takes the
 // kernel a tenth of a second on a disk, and a tenth of that in memory.
 func roomy() string {
 	const memory, enough = "/dev/shm", 4 << 30
 	var fs unix.Statfs_t
 	if os.Getenv("TMPDIR") != "" || unix.Statfs(memory, &fs) != nil || int64(fs.Bavail)*int64(fs.Bsize) < enough ||
-		fs.Flags&unix.MS_NOEXEC != 0 {
+		fs.Flags&unix.MS_NOEXEC != 0 || unix.Access(memory, unix.W_OK|unix.X_OK) != nil {
 		return os.TempDir()
 	}
 	return memory
