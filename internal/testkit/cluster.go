@@ -17,9 +17,9 @@ import (
 	"github.com/tidings/tidings/migrations"
 )
 
-// roomy returns the directory for the files of tests. It is /dev/shm if that has at least 4 GiB,
-// allows this user's files and programs, and TMPDIR is not set. A database has a thousand files. Their creation takes the
-// kernel a tenth of a second on a disk, and a tenth of that in memory.
+// roomy returns the directory for the files of tests. It is /dev/shm if that has at least 4 GiB and
+// allows this user files and programs, and TMPDIR is not set. A database has a thousand files.
+// Their creation takes the kernel a tenth of a second on a disk, and a tenth of that in memory.
 func roomy() string {
 	const memory, enough = "/dev/shm", 4 << 30
 	var fs unix.Statfs_t

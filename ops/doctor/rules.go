@@ -56,7 +56,11 @@ var fleetRules = []Rule{
 	}},
 	{Name: "blocked-session", Severity: Warning, Runbook: "BlockedSessions", Check: func(st status.State, found func(Finding)) {
 		for _, b := range st.Blocked {
-			found(Finding{Where: status.ServerTruth, What: b.String(), note: "Blocked: " + b.String()})
+			// Two writes of one row wait for each other all the time. A wait may be one of many in
+			// turn, so the age of the other transaction counts too.
+			if prepared := b.By.PID == 0; prepared || max(b.Seconds, b.By.Transaction) >= 1 {
+				found(Finding{Where: status.ServerTruth, What: b.String(), note: "Blocked: " + b.String()})
+			}
 		}
 	}},
 	{Name: "unread", Severity: Error, Runbook: "BlockedSessions", Follows: []Cause{{"blocked-session", ""}},

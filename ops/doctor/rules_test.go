@@ -21,6 +21,7 @@ func TestEveryCheckOfTheFleetFindsItsIllness(t *testing.T) {
 			Outbox:     &outbox.Stats{LagSeconds: 5, Undelivered: 5, RangesAhead: 2},
 			Partitions: []status.Partition{{Partition: 0, State: status.Open, Replicas: 3, Current: 3}, {Partition: 1, State: "closed"}},
 			Consumers:  []status.Consumer{{ConsumerLag: consumers.ConsumerLag{Consumer: "c", Seconds: 5}}},
+			Blocked:    []postgres.Blocked{{PID: 6, Seconds: 0.2, By: postgres.Blocker{PID: 5, Transaction: 0.3}}},
 		}
 	}
 	if all := Fleet(healthy()); len(all) > 0 {
@@ -30,7 +31,9 @@ func TestEveryCheckOfTheFleetFindsItsIllness(t *testing.T) {
 		"unavailable": func(st *status.State) {
 			st.Unavailable = []status.Unavailable{{Server: "NATS", URL: "nats://x", Error: "refused"}}
 		},
-		"blocked-session":  func(st *status.State) { st.Blocked = []postgres.Blocked{{PID: 7}} },
+		"blocked-session": func(st *status.State) {
+			st.Blocked = []postgres.Blocked{{PID: 7, By: postgres.Blocker{PID: 5, Transaction: 2}}}
+		},
 		"refused-stream":   func(st *status.State) { st.Partitions[0].Refused = "it lost events" },
 		"no-leader":        func(st *status.State) { st.Partitions[0].NoLeader = "nobody" },
 		"no-stream":        func(st *status.State) { st.Partitions[0].Replicas, st.Partitions[0].Current = 0, 0 },
