@@ -109,11 +109,15 @@ SELECT format('the table %s has %s dead rows and %s live ones', relid::regclass,
 SELECT format('the index %s is invalid: no query uses it, and every write maintains it', indexrelid::regclass),
        format('REINDEX INDEX CONCURRENTLY %s', indexrelid::regclass)
   FROM pg_index JOIN pg_class c ON c.oid = indexrelid WHERE c.relnamespace = current_schema()::regnamespace AND NOT indisvalid ORDER BY 1`},
+	// SQL writers connect as their logins, and the others set their role.
 	{Name: "role-bypasses-row-security", Severity: Error, sql: `
-SELECT format('the role %s %s: row security does not separate tenants for it', rolname,
+SELECT format('the role %s %s: row security does not restrict it', rolname,
               CASE WHEN rolsuper THEN 'is a superuser' ELSE 'bypasses row security' END),
        format('ALTER ROLE %I NOSUPERUSER NOBYPASSRLS', rolname)
-  FROM pg_roles WHERE rolname IN ('tidings_api', 'tidings_writer') AND (rolsuper OR rolbypassrls) ORDER BY rolname`},
+  FROM pg_roles r WHERE (rolsuper OR rolbypassrls) AND (rolname IN ('tidings_api', 'tidings_writer', 'tidings_upstream')
+    OR EXISTS (SELECT FROM pg_auth_members m WHERE m.member = r.oid
+                  AND m.roleid IN (to_regrole('tidings_writer'), to_regrole('tidings_upstream'))))
+ ORDER BY rolname`},
 	{Name: "row-security", Severity: Error, sql: `
 SELECT format('row security is off for the table %s, which has rows of tenants', c.oid::regclass),
        format('ALTER TABLE %s ENABLE ROW LEVEL SECURITY', c.oid::regclass)

@@ -166,6 +166,13 @@ func TestEveryCheckFindsItsIllness(t *testing.T) {
 			t.Errorf("a lock of somebody's own: %+v", f)
 		}
 	}
+	exec(t, pool, `GRANT tidings_upstream TO plain`)
+	if f, ok := found(t, pool, 0)["role-bypasses-row-security"]; ok {
+		t.Errorf("the login of an upstream: %+v", f)
+	}
+	exec(t, pool, `ALTER ROLE plain SUPERUSER`)
+	ill("role-bypasses-row-security", "the role plain is a superuser", 0, pool)
+	exec(t, pool, `ALTER ROLE plain NOSUPERUSER;;REVOKE tidings_upstream FROM plain`)
 	exec(t, pool, `CREATE VIEW shadow.pg_replication_slots AS
 		SELECT 'standby2'::name AS slot_name, true AS active, '2'::xid AS xmin, NULL::xid AS catalog_xmin, NULL::pg_lsn AS restart_lsn`)
 	shadowed := login(t, db, func(cfg *pgxpool.Config) { cfg.ConnConfig.RuntimeParams["search_path"] = "shadow,pg_catalog,public" })

@@ -31,6 +31,7 @@ import (
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/projections/followercounts"
+	"github.com/tidings/tidings/projections/history"
 	"github.com/tidings/tidings/store"
 )
 
@@ -41,6 +42,7 @@ type attacked struct {
 	system   *pgxpool.Pool
 	store    *store.Store
 	counts   followercounts.Projection
+	history  *history.Projection
 	orders   *pgxpool.Pool // the hostile login
 	invoices *pgxpool.Pool
 	nats     *testkit.Broker
@@ -65,7 +67,7 @@ func newAttacked(t *testing.T) *attacked {
 	t.Helper()
 	db := testkit.PostgresProcess(t).DB(t)
 	a := &attacked{t: t, system: db.Pool(t, postgres.RoleSystem), store: store.New(db.Pool(t, postgres.RoleAPI), nil),
-		counts: followercounts.New(kinds.Builtin), nats: testkit.NATS(t), written: map[string][]int{}}
+		counts: followercounts.New(kinds.Builtin), history: history.New(kinds.Builtin), nats: testkit.NATS(t), written: map[string][]int{}}
 	a.js = system.Streams(t, a.nats)
 	connect := func(name string) *pgxpool.Pool {
 		t.Helper()
@@ -87,8 +89,10 @@ func newAttacked(t *testing.T) *attacked {
 	}
 	a.orders, a.invoices = connect("order"), connect("invoice")
 	system.Start(t, system.Relay(t, system.RelayConfig(), a.system, a.nats.Config()).Run)
-	system.Start(t, system.Consumer(t, system.ConsumerConfig(), consumers.Deps{Pool: a.system, JetStream: a.js}, a.nats.Config(),
-		a.counts).Run)
+	for _, p := range []consumers.Projection{a.counts, a.history} {
+		deps := consumers.Deps{Pool: a.system, JetStream: a.js}
+		system.Start(t, system.Consumer(t, system.ConsumerConfig(), deps, a.nats.Config(), p).Run)
+	}
 	return a
 }
 
@@ -292,7 +296,38 @@ func TestTheLoginOfAnUpstreamHarmsNobodyElse(t *testing.T) {
 	a.work()
 	release()
 	a.work()
+	a.fill()
+	a.work()
 	a.verify()
+}
+
+// fill lets a session of the hostile login take the room of all locks of the server, and end. Until
+// then the server refuses statements and connections of everybody.
+func (a *attacked) fill() {
+	a.t.Helper()
+	greedy := a.session()
+	outOfMemory := func(err error) bool {
+		e, ok := errors.AsType[*pgconn.PgError](err)
+		return ok && e.Code == "53200"
+	}
+	_, err := greedy.Exec(a.t.Context(), `SELECT pg_advisory_lock(k) FROM generate_series(1, 1000000) k`)
+	if !outOfMemory(err) {
+		a.t.Fatalf("a million locks: %v", err)
+	}
+	testkit.Eventually(a.t, "the server to refuse a connection", func() (bool, error) {
+		conn, err := pgx.ConnectConfig(a.t.Context(), a.orders.Config().ConnConfig)
+		if err == nil {
+			return false, conn.Close(a.t.Context())
+		}
+		return outOfMemory(err), nil
+	})
+	if err := greedy.Close(a.t.Context()); err != nil {
+		a.t.Error(err)
+	}
+	testkit.Eventually(a.t, "the server to take connections again", func() (bool, error) {
+		conn, err := pgx.ConnectConfig(a.t.Context(), a.orders.Config().ConnConfig)
+		return err == nil && conn.Close(a.t.Context()) == nil, nil
+	})
 }
 
 // hold lets sessions of the hostile login keep what PostgreSQL gives to every login: a transaction
@@ -316,7 +351,7 @@ func (a *attacked) hold() (release func()) {
 	a.exec(snapshot, `BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(id) FROM outbox_messages`)
 	locks := a.session()
 	a.exec(locks, `SELECT pg_advisory_lock(4097083626), pg_advisory_lock(x'74647270'::bigint), pg_advisory_lock(x'74646e6d'::bigint),
-		pg_advisory_lock(x'74647074'::bigint)`)
+		pg_advisory_lock(x'74647074'::bigint), pg_advisory_lock(hashtext('versioned.follow_history'), 1024)`)
 	found, err := doctor.Database(t.Context(), a.system, "truth")
 	if err != nil || !slices.ContainsFunc(found, func(f doctor.Finding) bool {
 		return f.Check == "foreign-lock" && strings.Contains(f.What, "user orders")
@@ -335,6 +370,10 @@ func (a *attacked) hold() (release func()) {
 	})
 	return func() {
 		t.Helper()
+		lags, err := consumers.Lag(t.Context(), a.system, a.js, a.nats.Config(), a.history.Name())
+		if err != nil || len(lags) != 1 || lags[0].Messages == 0 {
+			t.Errorf("histories do not wait for their lock: %+v, %v", lags, err)
+		}
 		a.exec(locks, `SELECT pg_advisory_unlock_all()`)
 		if err := <-changed; err != nil {
 			t.Errorf("a change of a declaration after its wait: %v", err)
@@ -343,6 +382,7 @@ func (a *attacked) hold() (release func()) {
 		if err := late.Commit(t.Context()); err != nil {
 			t.Error(err)
 		}
+		system.AwaitApplied(t, a.system, a.js, a.nats.Config(), a.history.Name())
 	}
 }
 
@@ -382,6 +422,11 @@ func (a *attacked) verify() {
 	}
 	if diff := cmp.Diff(a.written, got); diff != "" || follows != a.follows {
 		t.Errorf("%d follows on the stream, want %d; others (-want +got):\n%s", follows, a.follows, diff)
+	}
+	system.AwaitApplied(t, a.system, a.js, a.nats.Config(), a.history.Name())
+	var kept int
+	if err := a.system.QueryRow(t.Context(), `SELECT count(*) FROM follow_history`).Scan(&kept); err != nil || kept != a.follows {
+		t.Errorf("the histories have %d versions, %v: want %d", kept, err, a.follows)
 	}
 	for _, table := range []string{"outbox_messages_dlq", "consumer_dead_letters", "outbox_messages WHERE delayed OR attempts > 0"} {
 		var n int
