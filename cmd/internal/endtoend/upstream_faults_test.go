@@ -212,7 +212,6 @@ var illegal = map[string][]string{
 		shadowSQL + insert + `) VALUES (1, 'parcel', '7', 'placed', '{"n": 0}')`,
 	},
 	"22P05": {insert + `) VALUES (1, 'order', '7', 'placed', '{"n": 0, "x": "\u0000"}')`},
-	"54001": {insert + `) VALUES (1, 'order', '7', 'placed', ('{"x": ' || repeat('[', 29000) || repeat(']', 29000) || '}')::jsonb)`},
 	"0A000": {`COPY public.outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) FROM STDIN`},
 	"428C9": { // generated_always
 		insert + `, slot) VALUES (1, 'order', '7', 'placed', '{"n": 0}', 0)`,
@@ -228,7 +227,7 @@ var illegal = map[string][]string{
 		insert + `, partition) VALUES (1, 'order', '7', 'placed', '{"n": 0}', 0)`,
 		insert + `, stream_seq) VALUES (1, 'order', '7', 'placed', '{"n": 0}', 1)`,
 		insert + `, available_at) VALUES (1, 'order', '7', 'placed', '{"n": 0}', 'infinity')`,
-		insert + `) VALUES (1, 'order', '7', 'placed', ('{"n": 0, "x": ' || repeat('[', 10001) || repeat(']', 10001) || '}')::jsonb)`,
+		insert + `) VALUES (1, 'order', '7', 'placed', ('{"n": 0, "x": ' || repeat('[', 5000) || repeat(']', 5000) || '}')::jsonb)`,
 		insert + `) VALUES (1, 'order', '7', 'placed', ('{"n": 0,"x":' || repeat('{"y":', 499) || '1' || repeat('}', 499) || '}')::jsonb)`,
 		strings.Replace(insert, "outbox_messages", "outbox_messages_1", 1) + `) VALUES (1, 'order', '7', 'placed', '{"n": 0}')`,
 		`SET row_security = off; ` + insert + `) VALUES (1, 'parcel', '7', 'placed', '{"n": 0}')`,
@@ -310,11 +309,10 @@ func (a *attacked) fill() {
 		e, ok := errors.AsType[*pgconn.PgError](err)
 		return ok && e.Code == "53200"
 	}
-	_, err := greedy.Exec(a.t.Context(), `SELECT pg_advisory_lock(k) FROM generate_series(1, 1000000) k`)
-	if !outOfMemory(err) {
-		a.t.Fatalf("a million locks: %v", err)
-	}
 	testkit.Eventually(a.t, "the server to refuse a connection", func() (bool, error) {
+		if _, err := greedy.Exec(a.t.Context(), `SELECT pg_advisory_lock(k) FROM generate_series(1, 1000000) k`); !outOfMemory(err) {
+			return false, fmt.Errorf("a million locks: %w", err) // each time it also takes what others have freed
+		}
 		conn, err := pgx.ConnectConfig(a.t.Context(), a.orders.Config().ConnConfig)
 		if err == nil {
 			return false, conn.Close(a.t.Context())
