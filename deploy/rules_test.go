@@ -12,6 +12,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/ops/doctor"
 )
 
@@ -162,5 +163,34 @@ func TestTheConsoleDoesNotHideThatNoAPIRuns(t *testing.T) {
 	}
 	if binary["api"] != "api" || binary["console"] != "console" {
 		t.Errorf("Prometheus knows api as %q and console as %q", binary["api"], binary["console"])
+	}
+}
+
+// TestNoDashboardOrAlertNamesAKind: installations have kinds and upstreams of their own.
+func TestNoDashboardOrAlertNamesAKind(t *testing.T) {
+	var names []string
+	set := kinds.Builtin()
+	for _, k := range set.AllEdges() {
+		names = append(names, k.Name)
+	}
+	for _, k := range set.AllChildren() {
+		names = append(names, k.Name)
+	}
+	named := regexp.MustCompile(`[=~]\s*\\?"[^"]*\b(` + strings.Join(names, "|") + `)\b`)
+	if !named.MatchString(`{event_type=~\"post.made|follow.created\"}`) || !named.MatchString(`{kind="comment"}`) {
+		t.Fatalf("%s does not find a kind", named)
+	}
+	files, err := filepath.Glob("grafana/*.json")
+	if err != nil || len(files) < 6 {
+		t.Fatalf("dashboards: %v, %v", files, err)
+	}
+	for _, file := range append(files, "prometheus/rules.yml") {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, found := range named.FindAllString(string(text), -1) {
+			t.Errorf("%s has %s", file, found)
+		}
 	}
 }

@@ -27,10 +27,10 @@ const (
 	// ends. The key is "tdrp".
 	exclusiveSQL = `SELECT /* outbox.exclusive */ pg_try_advisory_lock(x'74647270'::bigint)`
 
-	// exclusiveHolderSQL finds the holder. Every login sees its name; the start of its session may
-	// be hidden.
+	// exclusiveHolderSQL finds the holder. Every login sees its names; the start of its session may
+	// be hidden. Any login of the database can take the lock.
 	exclusiveHolderSQL = `
-SELECT /* outbox.exclusive_holder */ l.pid, coalesce(a.application_name, ''), a.backend_start
+SELECT /* outbox.exclusive_holder */ l.pid, coalesce(a.application_name, ''), coalesce(a.usename::text, ''), a.backend_start
   FROM pg_locks l LEFT JOIN pg_stat_activity a USING (pid)
  WHERE l.locktype = 'advisory' AND l.granted AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
    AND l.classid = 0 AND l.objid = x'74647270'::bigint::oid AND l.objsubid = 1`
@@ -105,9 +105,9 @@ const exclusiveFreeTimeout = 5 * time.Second
 // notExclusive returns ErrNotExclusive with the holder's name, and how to end it.
 func notExclusive(ctx context.Context, conn *pgx.Conn) error {
 	var pid int
-	var application string
+	var application, login string
 	var began *time.Time
-	err := conn.QueryRow(ctx, exclusiveHolderSQL).Scan(&pid, &application, &began)
+	err := conn.QueryRow(ctx, exclusiveHolderSQL).Scan(&pid, &application, &login, &began)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return fmt.Errorf("%w: it has just ended", ErrNotExclusive)
 	}
@@ -118,6 +118,6 @@ func notExclusive(ctx context.Context, conn *pgx.Conn) error {
 	if began != nil {
 		since = ", since " + began.UTC().Format(time.RFC3339)
 	}
-	return fmt.Errorf("%w: %q, session %d of PostgreSQL%s; wait until it ends. If its process is stuck or gone, end the session: "+
-		"SELECT pg_terminate_backend(%[3]d)", ErrNotExclusive, application, pid, since)
+	return fmt.Errorf("%w: %q, session %d of PostgreSQL with the login %s%s; wait until it ends. If its process is stuck or gone, "+
+		"end the session: SELECT pg_terminate_backend(%[3]d)", ErrNotExclusive, application, pid, login, since)
 }

@@ -11,19 +11,29 @@ import (
 
 // TestRunSaysAtOnceWhatThisMachineLacks runs `make run` as on a machine without apt: PATH has only
 // the tools that the script needs, and a uname and package managers of the test. Its sed finds no
-// version in any output, so the servers of this machine do not count.
+// version in any output, so the servers of this machine do not count. The page for such machines
+// names the same packages.
 func TestRunSaysAtOnceWhatThisMachineLacks(t *testing.T) {
 	t.Parallel()
+	page, err := os.ReadFile("../../docs/docker.md")
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct{ name, system, tool, install string }{
 		{"a Mac", "Darwin", "brew", "brew install postgresql@17"},
 		{"a Mac without Homebrew", "Darwin", "", "brew install postgresql@17"},
 		{"a Mac with apt", "Darwin", "apt-get", "brew install postgresql@17"},
 		{"Fedora", "Linux", "dnf", "sudo dnf install postgresql-server"},
 		{"Alpine", "Linux", "apk", "sudo apk add postgresql17"},
+		{"Arch", "Linux", "pacman", "sudo pacman -S postgresql"},
+		{"openSUSE", "Linux", "zypper", "sudo zypper install postgresql-server"},
 		{"another system", "FreeBSD", "", "https://www.postgresql.org/download/"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
+			if c.tool != "" && !strings.Contains(string(page), "`"+c.install+"`") {
+				t.Errorf("docs/docker.md lacks %s", c.install)
+			}
 			path := t.TempDir()
 			scripts := map[string]string{"uname": "echo " + c.system, "sed": ":", "go": "echo the build began"}
 			if c.tool != "" {

@@ -28,7 +28,7 @@ SELECT /* postgres.sizes */ coalesce(pg_partition_root(s.relid), s.relid)::regcl
 // Index: none, a row per session and per slot.   Locks: none.
 const horizonSQL = `
 SELECT /* postgres.horizon */ pg_database_size(current_database())::float8,
-       coalesce((SELECT max(age(backend_xmin)) FROM pg_stat_activity
+       coalesce((SELECT max(greatest(age(backend_xmin), age(backend_xid))) FROM pg_stat_activity
                   WHERE datname = current_database() AND pid <> pg_backend_pid()), 0)::float8,
        coalesce((SELECT max(greatest(age(xmin), age(catalog_xmin))) FROM pg_replication_slots), 0)::float8,
        coalesce((SELECT max(age(transaction)) FROM pg_prepared_xacts), 0)::float8`
@@ -54,7 +54,7 @@ func NewSizesCollector(pool *pgxpool.Pool, log *slog.Logger) prometheus.Collecto
 		bytes:    prometheus.NewDesc("tidings_postgres_table_bytes", "Bytes of the table with its indexes.", table, nil),
 		database: prometheus.NewDesc("tidings_postgres_database_bytes", "Bytes of the database.", nil, nil),
 		held: prometheus.NewDesc("tidings_postgres_horizon_transactions",
-			"Age, in transactions, of the oldest snapshot whose dead rows vacuum must keep, by its holder: "+
+			"Age, in transactions, of the oldest snapshot or open transaction for which vacuum must keep dead rows, by its holder: "+
 				"session, slot (of a replica) or prepared transaction.", []string{"holder"}, nil),
 	}
 }

@@ -44,6 +44,20 @@ func TestSizesShowTablesAndWhatHoldsTheHorizon(t *testing.T) {
 	if held := read()["tidings_postgres_horizon_transactions session"]; held >= 200 {
 		t.Errorf("a session of another database began 200 transactions ago, and the horizon is %v behind", held)
 	}
+	wrote, err := owner.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := wrote.Exec(t.Context(), `SELECT pg_current_xact_id()`); err != nil {
+		t.Fatal(err)
+	}
+	pass(20)
+	if held := read()["tidings_postgres_horizon_transactions session"]; held < 20 {
+		t.Errorf("20 transactions began since one that has written and stays open, but the horizon is %v behind", held)
+	}
+	if err := wrote.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	hold(t, owner)
 	pass(20)
 	if held := read()["tidings_postgres_horizon_transactions session"]; held < 20 {

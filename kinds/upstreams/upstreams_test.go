@@ -164,11 +164,18 @@ func TestTheOutboxRefusesEventsThatNobodyDeclared(t *testing.T) {
 	}
 
 	// A change is in force for the next transaction.
-	declare(t, system, strings.Replace(orders, "[1, 2]", "[1, 2, 3]", 1))
+	declare(t, system, strings.NewReplacer("[1, 2]", "[1, 2, 3]", "max_payload: 400", "max_payload: 4000").Replace(orders))
 	e := placed()
 	e.TenantID = 3
 	if err := put(t.Context(), pool, e); err != nil {
 		t.Error(err)
+	}
+	e.Type = "shipped"
+	for arrays, want := range map[int]string{498: "", 499: "payload_nests_less_than_500_deep"} {
+		e.Payload = fmt.Appendf(nil, `{"x": %s1%s}`, strings.Repeat("[", arrays), strings.Repeat("]", arrays))
+		if err := put(t.Context(), pool, e); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("a payload with %d arrays in each other: %v, want %q", arrays, err, want)
+		}
 	}
 	if err := declared.Remove(t.Context(), system, "order", "test", "moved"); err != nil {
 		t.Fatal(err)

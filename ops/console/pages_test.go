@@ -71,6 +71,23 @@ func TestOperatorsSeeTheUpstreams(t *testing.T) {
 	}
 	page(t, ada, "/console/kinds").says("order com.example.order.placed.v1 /shop all 65536 bytes orders_service")
 	page(t, h.signIn(t, h.Tokens.TenantAdmin), "/console/kinds").without("orders_service")
+
+	// Its events are on the pages of events, failed attempts and dead letters.
+	h.appends(t, tenant, "order", "placed", 41)
+	h.appends(t, tenant, "order", "shipped", 42)
+	h.appends(t, tenant, "follow", "placed", 43)
+	rita := h.signIn(t, h.Tokens.TenantReader)
+	page(t, rita, "/console/event?kind=order&type=placed").says("order/41").without("order/42", "follow/43")
+	page(t, rita, "/console/event?q=order.placed").says("order/41").without("order/42", "follow/43")
+	page(t, rita, "/console/event?q=order/42").says("order/42").without("order/41")
+	h.exec(t, `UPDATE outbox_messages SET attempts = 3, last_error = 'too large', available_at = now() + interval '1 h'
+		WHERE aggregate_id = '41'`)
+	page(t, rita, "/console/retrying").says("order/41", "too large").without("order/42")
+	h.bury(t, 4001, 2, tenant, "too large", "")
+	h.exec(t, `UPDATE outbox_messages_dlq SET aggregate_type = 'order', event_type = 'placed'`)
+	page(t, rita, "/console/dead-letters?source=outbox").says("placed", "too large")
+	page(t, rita, "/console/dead-letters/letters?source=outbox&aggregate=order").says("order/4001", "order/4002")
+	page(t, rita, "/console/dead-letters/letters?source=outbox&aggregate=post").without("4001")
 }
 
 // declare declares the stream of partition 0.

@@ -45,18 +45,39 @@ SELECT format('autovacuum is off for the table %s', oid::regclass), format('ALTE
    AND EXISTS (SELECT FROM unnest(reloptions) o WHERE o IN ('autovacuum_enabled=false', 'autovacuum_enabled=off', 'autovacuum_enabled=0'))
    ORDER BY 1`},
 	{Name: "connections", Severity: Warning, sql: `
-SELECT format('%s of %s connections are used', used, most),
-       'close idle connections, lower POSTGRES_MAX_CONNS, or raise max_connections and restart the server'
-  FROM (SELECT count(*) AS used,
+SELECT format('%s of %s connections are used, %s of them by the login %s', used, most, of_login, login),
+       'close idle connections, lower POSTGRES_MAX_CONNS, ALTER ROLE ... CONNECTION LIMIT, or raise max_connections and restart the server'
+  FROM (SELECT sum(n) AS used, max(n) AS of_login, (array_agg(usename ORDER BY n DESC))[1] AS login,
                current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int AS most
-          FROM pg_stat_activity WHERE backend_type = 'client backend') c WHERE used > 0.8 * most`},
+          FROM (SELECT usename, count(*) AS n FROM pg_stat_activity WHERE backend_type = 'client backend' GROUP BY 1) l) c
+ WHERE used > 0.8 * most`},
+	// A transaction that has written holds the floors of the outbox in any database of the server.
 	{Name: "old-transaction", Severity: Warning, sql: `
-SELECT format('session %s (user %s, application %s, %s) has had a transaction open since %s: VACUUM cannot remove rows that died later',
-              pid, usename, coalesce(nullif(application_name, ''), 'unknown'), state, to_char(xact_start, 'YYYY-MM-DD HH24:MI:SS')),
+SELECT format('session %s (user %s, application %s, database %s, %s) has had a transaction open since %s: ', pid, usename,
+              coalesce(nullif(application_name, ''), 'unknown'), datname, state, to_char(xact_start, 'YYYY-MM-DD HH24:MI:SS')) ||
+       concat_ws(', and ', CASE WHEN here THEN 'VACUUM cannot remove rows that died later' END,
+                 CASE WHEN outbox THEN 'no range of the outbox with a later id moves to the archive' END),
        format('ask its owner to commit or roll back, or SELECT pg_terminate_backend(%s)', pid)
-  FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
-   AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) AND xact_start < clock_timestamp() - make_interval(secs => @old)
-   ORDER BY xact_start`},
+  FROM pg_stat_activity a, LATERAL (SELECT datname = current_database() AS here,
+         backend_xid IS NOT NULL AND to_regclass('outbox_partitions') IS NOT NULL AS outbox) holds
+ WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() AND xact_start < clock_timestamp() - make_interval(secs => @old)
+   AND (here AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) OR outbox)
+ ORDER BY xact_start`},
+	// Every login may take any advisory lock of a database. Ours are that of migrations, those
+	// whose keys begin with "td", and those of the tables of versioned objects.
+	{Name: "foreign-lock", Severity: Warning, sql: `
+SELECT format('session %s (user %s, application %s) holds an advisory lock of Tidings: what needs it waits or is refused, such as ' ||
+              'a migration, a repair or a change of settings', pid, usename, coalesce(nullif(application_name, ''), 'unknown')),
+       format('ask its owner to release it, or SELECT pg_terminate_backend(%s)', pid)
+  FROM pg_stat_activity a
+ WHERE pid IN (SELECT l.pid FROM pg_locks l WHERE l.locktype = 'advisory' AND l.granted
+            AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+            AND CASE l.objsubid WHEN 1 THEN l.classid = 0 AND (l.objid::bigint = 4097083626 OR l.objid::bigint >> 16 = x'7464'::int)
+                ELSE l.classid::bigint IN (SELECT hashtext('versioned.' || relname)::bigint & x'ffffffff'::bigint FROM pg_class
+                                            WHERE relnamespace = current_schema()::regnamespace AND relkind = 'r') END)
+   AND NOT EXISTS (SELECT FROM pg_roles r WHERE r.rolname LIKE 'tidings\_%' AND r.rolname NOT IN ('tidings_upstream', 'tidings_writer')
+                      AND pg_has_role(a.usesysid, r.oid, 'MEMBER'))
+ ORDER BY pid`},
 	{Name: "hidden-sessions", Severity: Warning, sql: `
 SELECT format('the login %s cannot see the sessions of other logins, so this report lacks their old transactions', current_user),
        format('GRANT pg_monitor TO %I', current_user)
@@ -88,11 +109,15 @@ SELECT format('the table %s has %s dead rows and %s live ones', relid::regclass,
 SELECT format('the index %s is invalid: no query uses it, and every write maintains it', indexrelid::regclass),
        format('REINDEX INDEX CONCURRENTLY %s', indexrelid::regclass)
   FROM pg_index JOIN pg_class c ON c.oid = indexrelid WHERE c.relnamespace = current_schema()::regnamespace AND NOT indisvalid ORDER BY 1`},
+	// SQL writers connect as their logins, and the others set their role.
 	{Name: "role-bypasses-row-security", Severity: Error, sql: `
-SELECT format('the role %s %s: row security does not separate tenants for it', rolname,
+SELECT format('the role %s %s: row security does not restrict it', rolname,
               CASE WHEN rolsuper THEN 'is a superuser' ELSE 'bypasses row security' END),
        format('ALTER ROLE %I NOSUPERUSER NOBYPASSRLS', rolname)
-  FROM pg_roles WHERE rolname IN ('tidings_api', 'tidings_writer') AND (rolsuper OR rolbypassrls) ORDER BY rolname`},
+  FROM pg_roles r WHERE (rolsuper OR rolbypassrls) AND (rolname IN ('tidings_api', 'tidings_writer', 'tidings_upstream')
+    OR EXISTS (SELECT FROM pg_auth_members m WHERE m.member = r.oid
+                  AND m.roleid IN (to_regrole('tidings_writer'), to_regrole('tidings_upstream'))))
+ ORDER BY rolname`},
 	{Name: "row-security", Severity: Error, sql: `
 SELECT format('row security is off for the table %s, which has rows of tenants', c.oid::regclass),
        format('ALTER TABLE %s ENABLE ROW LEVEL SECURITY', c.oid::regclass)

@@ -59,8 +59,9 @@ func exec(t *testing.T, pool *pgxpool.Pool, sql string) {
 // TestEveryCheckFindsItsIllness harms a healthy server in one way after the other, and heals it
 // again.
 func TestEveryCheckFindsItsIllness(t *testing.T) {
-	db := testkit.PostgresProcess(t, "fsync=on", "full_page_writes=on", "max_prepared_transactions=5", "wal_level=replica",
-		"max_wal_senders=5", "max_connections=60").DB(t)
+	server := testkit.PostgresProcess(t, "fsync=on", "full_page_writes=on", "max_prepared_transactions=5", "wal_level=replica",
+		"max_wal_senders=5", "max_connections=60")
+	db := server.DB(t)
 	pool := login(t, db, nil)
 	if all := found(t, pool, oldTransaction); len(all) > 0 {
 		t.Fatalf("a new database: %v", all)
@@ -113,6 +114,24 @@ func TestEveryCheckFindsItsIllness(t *testing.T) {
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	elsewhere := login(t, server.DB(t), nil)
+	if tx, err = elsewhere.Begin(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), `SELECT 1`); err != nil {
+		t.Fatal(err)
+	}
+	if f, ok := found(t, pool, 0)["old-transaction"]; ok {
+		t.Errorf("a transaction of another database that has written nothing: %+v", f)
+	}
+	if _, err := tx.Exec(t.Context(), `SELECT pg_current_xact_id()`); err != nil {
+		t.Fatal(err)
+	}
+	ill("old-transaction", "idle in transaction) has had", 0, pool)
+	ill("old-transaction", ": no range of the outbox with a later id moves to the archive", 0, pool)
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 
 	many := login(t, db, func(cfg *pgxpool.Config) { cfg.MaxConns = 60 })
 	var held []*pgxpool.Conn
@@ -123,7 +142,8 @@ func TestEveryCheckFindsItsIllness(t *testing.T) {
 		}
 		held = append(held, c)
 	}
-	ill("connections", "of 57 connections", 0, pool)
+	ill("connections", "of 57 connections are used, ", 0, pool)
+	ill("connections", " of them by the login "+pool.Config().ConnConfig.User, 0, pool)
 	for _, c := range held {
 		c.Release()
 	}
@@ -135,6 +155,24 @@ func TestEveryCheckFindsItsIllness(t *testing.T) {
 		SELECT CASE name WHEN 'server_version_num' THEN '140099' ELSE pg_catalog.current_setting(name) END $$`)
 	ill("hidden-sessions", "GRANT pg_monitor TO plain", 0,
 		login(t, db, func(cfg *pgxpool.Config) { cfg.ConnConfig.User, cfg.ConnConfig.Password = "plain", "plain" }))
+	plain := login(t, db, func(cfg *pgxpool.Config) {
+		cfg.MaxConns, cfg.ConnConfig.User, cfg.ConnConfig.Password = 1, "plain", "plain"
+	})
+	for _, lock := range []string{"4097083626", "x'74647270'::bigint", "hashtext('versioned.upstreams'), 7"} {
+		exec(t, plain, `SELECT pg_advisory_lock(`+lock+`), pg_advisory_lock(7), pg_advisory_lock(7, 7)`)
+		ill("foreign-lock", "user plain", 0, pool)
+		exec(t, plain, `SELECT pg_advisory_unlock(`+lock+`)`)
+		if f, ok := found(t, pool, 0)["foreign-lock"]; ok {
+			t.Errorf("a lock of somebody's own: %+v", f)
+		}
+	}
+	exec(t, pool, `GRANT tidings_upstream TO plain`)
+	if f, ok := found(t, pool, 0)["role-bypasses-row-security"]; ok {
+		t.Errorf("the login of an upstream: %+v", f)
+	}
+	exec(t, pool, `ALTER ROLE plain SUPERUSER`)
+	ill("role-bypasses-row-security", "the role plain is a superuser", 0, pool)
+	exec(t, pool, `ALTER ROLE plain NOSUPERUSER;;REVOKE tidings_upstream FROM plain`)
 	exec(t, pool, `CREATE VIEW shadow.pg_replication_slots AS
 		SELECT 'standby2'::name AS slot_name, true AS active, '2'::xid AS xmin, NULL::xid AS catalog_xmin, NULL::pg_lsn AS restart_lsn`)
 	shadowed := login(t, db, func(cfg *pgxpool.Config) { cfg.ConnConfig.RuntimeParams["search_path"] = "shadow,pg_catalog,public" })

@@ -112,15 +112,20 @@ func TestCommandsWorkWithTheOutboxAlone(t *testing.T) {
 	}
 }
 
-// watchOrders appends orders until `events watch` has printed one.
+// watchOrders appends events until `events watch` has printed one. It must be a paid order.
 func watchOrders(t *testing.T, env map[string]string, in *testkit.DB) {
 	t.Helper()
 	printed := make(chan string, 1)
 	go func() {
-		_, stdout, stderr := run(t, env, "", "events", "watch", "--kind", "order", "--limit", "1")
+		_, stdout, stderr := run(t, env, "", "events", "watch", "--kind", "order", "--type", "paid", "--limit", "1")
 		printed <- stdout + stderr
 	}()
+	pool := in.Pool(t, postgres.RoleSystem)
 	testkit.Eventually(t, "a watched order", func() (bool, error) {
+		if _, err := pool.Exec(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+			VALUES (1, 'order', 8, 'placed', '{}'), (1, 'parcel', 8, 'paid', '{}')`); err != nil {
+			return false, err
+		}
 		appendOrder(t, in, "8")
 		select {
 		case out := <-printed:
