@@ -191,8 +191,11 @@ func (p *projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event)
 	if late == nil {
 		return err
 	}
-	p.stuck <- fmt.Errorf("%w: projection %s, %d events of %s from %d on", subscribe.ErrStuck, p.Settings.Name, len(events),
-		events[0].Stream, events[0].Seq)
+	select {
+	case p.stuck <- fmt.Errorf("%w: projection %s, %d events of %s from %d on", subscribe.ErrStuck, p.Settings.Name, len(events),
+		events[0].Stream, events[0].Seq):
+	default: // Project returns the first such error, and nobody reads those of DeadLetters
+	}
 	return <-late // the function uses the transaction until it returns
 }
 
