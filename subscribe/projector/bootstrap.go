@@ -231,8 +231,9 @@ func (f *filler) begin(ctx context.Context, c *client.Client, plural string) (at
 	return at, f.claim.Save(ctx, at, func(pgx.Tx) error { return nil })
 }
 
-// refill fills the projection again each time that events have expired before it read them.
-func (f *filler) refill(ctx context.Context) error {
+// refill fills the projection again each time that events have expired before it read them. Then
+// ready reports again whether it reads the streams.
+func (f *filler) refill(ctx context.Context, ready func(context.Context) error) error {
 	for {
 		select {
 		case <-ctx.Done():
@@ -250,6 +251,7 @@ func (f *filler) refill(ctx context.Context) error {
 			if settings.IsRefused(err) {
 				return err
 			}
+			settings.SetReady(f.Health, ready)
 			if err != nil {
 				f.Log.WarnContext(ctx, "filling the projection failed, retrying", "err", err) // the consumer reports it again
 			}

@@ -99,7 +99,7 @@ func Project(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string
 	defer stop()
 	done, refilled := make(chan error, 1), make(chan error, 1)
 	go func() { done <- consumer.Run(run) }()
-	go func() { refilled <- f.refill(run) }()
+	go func() { refilled <- f.refill(run, consumer.Ready) }()
 	watched := settings.Watch(run, nc)
 	for {
 		select {
