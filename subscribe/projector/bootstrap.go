@@ -77,11 +77,12 @@ type filler struct {
 	*projection
 	claim   consumers.Bootstrap
 	expired chan consumers.Start
+	most    int // states of a batch
 }
 
 func (p *projection) filler(pool *pgxpool.Pool) *filler {
 	return &filler{p, consumers.Bootstrap{Pool: pool, Consumer: p.Name(), Owner: lease.Owner(p.Name()), Takeover: p.Takeover},
-		make(chan consumers.Start, 1)}
+		make(chan consumers.Start, 1), p.Batch}
 }
 
 // expire makes refill run soon.
@@ -178,12 +179,17 @@ func (f *filler) exportOf(ctx context.Context, c *client.Client, plural string) 
 	}
 	var states []event.Event
 	save := func() error {
-		err := f.claim.Save(ctx, at, func(tx pgx.Tx) error {
+		bounded, cancel := context.WithTimeout(ctx, f.Timeout)
+		defer cancel()
+		err := f.claim.Save(bounded, at, func(tx pgx.Tx) error {
 			if len(states) == 0 {
 				return nil
 			}
-			return f.Apply(ctx, tx, states)
+			return f.Apply(bounded, tx, states)
 		})
+		if bounded.Err() != nil {
+			f.most = max(f.most/2, 1)
+		}
 		states = states[:0]
 		return err
 	}
@@ -196,7 +202,7 @@ func (f *filler) exportOf(ctx context.Context, c *client.Client, plural string) 
 			return err
 		}
 		states, at.After = append(states, e), state.After
-		if len(states) == f.Batch {
+		if len(states) >= f.most {
 			if err := save(); err != nil {
 				return err
 			}

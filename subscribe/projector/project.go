@@ -78,7 +78,17 @@ func Project(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string
 		return err
 	}
 	f := p.filler(pool)
-	if err := f.fill(ctx); err != nil || ctx.Err() != nil {
+	filling, end := context.WithCancel(ctx)
+	defer end() // a function that does not return must not keep the claim
+	filled := make(chan error, 1)
+	go func() { filled <- f.fill(filling) }()
+	select {
+	case err := <-filled:
+		if err != nil || ctx.Err() != nil {
+			return err
+		}
+	case err := <-p.stuck:
+		settings.SetReady(s.Health, func(context.Context) error { return err })
 		return err
 	}
 	consumer, err := consumers.New(consumers.Config{
