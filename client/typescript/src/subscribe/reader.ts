@@ -250,11 +250,12 @@ export class Reader {
         this.sub.trouble(of);
         return true;
       }
-      if (handling.signal.aborted) return false;
+      if (handling.signal.aborted) break;
       s.health.counts.failures++;
       this.sub.trouble(of, new Error(`handle ${of}: ${error.message}`, { cause: error }));
       await sleep(s.backOff(m.attempt), term);
     }
+    s.health.problems.delete(of); // another instance may handle the state
     return false;
   }
 
