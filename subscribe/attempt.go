@@ -14,11 +14,16 @@ import (
 	"github.com/tidings/tidings/subscribe/internal/settings"
 )
 
+// deliveries is the number of deliveries after which an event counts as one that ends its process.
+// NATS also counts those whose event an instance gave back before a call, when it stopped or passed
+// a turn.
+const deliveries = 10
+
 // handle calls the function with a message until it succeeds or the message becomes a dead letter.
 // It returns false if ctx ends before that.
 func (r *reader) handle(ctx context.Context, m *message) bool {
 	err := m.fault
-	if err == nil && m.attempt > r.Attempts {
+	if err == nil && m.attempt > max(r.Attempts, deliveries) {
 		err = fmt.Errorf("the event was delivered %d times, and no attempt finished: each time the process ended first, or lost NATS",
 			m.attempt-1)
 	}

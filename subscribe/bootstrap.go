@@ -392,6 +392,11 @@ func (b *bootstrap) pass(ctx context.Context, batch []*message) bool {
 // snapshot calls the function with a state until it succeeds. It returns false if ctx ends before.
 func (r *reader) snapshot(ctx context.Context, m *message) bool {
 	of := fmt.Sprintf("the state of %s %s of tenant %d", m.event.AggregateType, m.event.AggregateID, m.event.TenantID)
+	defer func() {
+		r.subscriber.mu.Lock()
+		defer r.subscriber.mu.Unlock()
+		delete(r.troubles, of) // if ctx has ended, another instance may handle the state
+	}()
 	for m.attempt = 1; r.enter(ctx); m.attempt++ {
 		err := r.invoke(m)
 		if err == nil {

@@ -10,9 +10,11 @@ import (
 	"log/slog"
 	"maps"
 	"math/rand/v2"
+	"net/http"
 	"net/url"
 	"os"
 	"os/exec"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -341,6 +343,45 @@ func TestAProjectionBeginsAgainWhenEventsExpire(t *testing.T) {
 	if f.states.Load() == before {
 		t.Error("the projection read no export again")
 	}
+}
+
+// TestAProjectionIsReadyAfterItWasFilledAgain has an API that fails for a moment.
+func TestAProjectionIsReadyAfterItWasFilledAgain(t *testing.T) {
+	x := newExporting(t, 1)
+	pool := x.logged()
+	if err := projector.Migrate(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	health := &subscribe.Health{}
+	run := func() *running {
+		return x.start(func(ctx context.Context) error {
+			return projector.Project(ctx, x.nc, pool, "search", func(context.Context, pgx.Tx, []event.Event) error { return nil },
+				subscribe.Only("follow"), subscribe.Takeover(time.Second), subscribe.Report(health), subscribe.Log(testkit.Logger(t)),
+				projector.Bootstrap(noClear, x.client), projector.Erased(noErased))
+		})
+	}
+	ready := func() {
+		t.Helper()
+		x.await("readiness", func() (bool, error) {
+			err := health.Ready(t.Context())
+			return err == nil, err
+		})
+	}
+	x.write(1, 2)
+	p := run()
+	ready()
+	stopped(t, p)
+	x.write(3, 4)
+	x.expire(0, 4)
+	x.refuses.Store(http.StatusInternalServerError)
+	p = run()
+	x.await("the failure of the API", func() (bool, error) {
+		err := health.Ready(t.Context())
+		return err != nil && strings.Contains(err.Error(), "refused"), nil
+	})
+	x.refuses.Store(0)
+	ready()
+	stopped(t, p)
 }
 
 // TestAProjectionIsKilledInItsExportsOverResizes kills the process of the projection by SIGKILL,

@@ -102,6 +102,36 @@ func TestAProjectionHearsOfErasedPersonsInTheirPlace(t *testing.T) {
 	}
 }
 
+// TestAFunctionThatNeverReturnsFromStatesIsReported: states of an export come before the events.
+func TestAFunctionThatNeverReturnsFromStatesIsReported(t *testing.T) {
+	x := newExporting(t, 1)
+	pool := x.logged()
+	if err := projector.Migrate(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	x.write(1)
+	never := make(chan struct{})
+	p := x.start(func(ctx context.Context) error {
+		return projector.Project(ctx, x.nc, pool, "search", func(context.Context, pgx.Tx, []event.Event) error {
+			<-never
+			return errors.New("too late")
+		}, subscribe.Only("follow"), subscribe.Timeout(100*time.Millisecond), subscribe.Log(testkit.Logger(t)),
+			projector.Bootstrap(noClear, x.client), projector.Erased(noErased))
+	})
+	t.Cleanup(func() { close(never) }) // before the stop of p
+	x.await("the end of Project", func() (bool, error) {
+		select {
+		case <-p.done:
+			return true, nil
+		default:
+			return false, nil
+		}
+	})
+	if err := p.stop(); !errors.Is(err, subscribe.ErrStuck) {
+		t.Errorf("a function that never returns: %v, want ErrStuck", err)
+	}
+}
+
 // TestAReplayEndsABootstrap: the tables are empty, so its states would be missing.
 func TestAReplayEndsABootstrap(t *testing.T) {
 	r := newRig(t, 1)

@@ -537,6 +537,38 @@ func TestTheTurnToReadInOrderMovesAtAnyMoment(t *testing.T) {
 	d.firstsInOrder(t)
 }
 
+// TestAnEventThatIsGivenBackHasNotFailed: NATS counts a delivery, although no call began. The
+// second event waits behind the first of its aggregate when the instance ends.
+func TestAnEventThatIsGivenBackHasNotFailed(t *testing.T) {
+	r, d := newRig(t, 1), newDiary()
+	r.publish(follow("9", "1", 1), follow("9", "1", 2))
+	handler := func(fn func(context.Context, subscribe.Event[event.Edge]) error) *running {
+		return r.start(func(ctx context.Context) error {
+			return subscribe.Handle(ctx, r.nc, "mailer", "follow.created", fn, subscribe.Attempts(1), subscribe.Drain(0),
+				subscribe.Log(testkit.Logger(t)))
+		})
+	}
+	begun := make(chan struct{})
+	w := handler(func(ctx context.Context, _ subscribe.Event[event.Edge]) error {
+		close(begun)
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	<-begun
+	r.await("both events in hand", func() (bool, error) {
+		c, err := r.js.Consumer(t.Context(), r.cfg.StreamName(0), "mailer-follow-created")
+		return err == nil && c.CachedInfo().NumAckPending == 2, err
+	})
+	if err := w.stop(); err != nil {
+		t.Fatal(err)
+	}
+	handler(func(_ context.Context, e subscribe.Event[event.Edge]) error {
+		d.note(e)
+		return nil
+	})
+	r.await("both events", func() (bool, error) { return d.has(1, 2) })
+}
+
 // TestAnEndedTurnGivesItsEventsBackWhileNATSHasNoneToDeliver lets another instance, a program of
 // the test, keep an event in hand, so that NATS has none to deliver. Nobody has the turn then.
 func TestAnEndedTurnGivesItsEventsBackWhileNATSHasNoneToDeliver(t *testing.T) {

@@ -2,13 +2,16 @@ package subscribe
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/subscribe/internal/settings"
@@ -185,5 +188,24 @@ func TestAnOwnRequestIsNoOtherInstance(t *testing.T) {
 		if r.countOthers(&jetstream.ConsumerInfo{NumWaiting: 3}, c.before); r.others != c.want {
 			t.Errorf("%s: %d other instances, want %d", name, r.others, c.want)
 		}
+	}
+}
+
+// TestAStateThatIsGivenUpIsNoTrouble: another instance has taken the claim over, and handles it.
+func TestAStateThatIsGivenUpIsNoTrouble(t *testing.T) {
+	ctx, lost := context.WithCancel(t.Context())
+	all := &settings.Settings{Name: "cache", Log: testkit.Logger(t), Concurrency: 1, Timeout: time.Minute,
+		Pause: func(int) time.Duration { lost(); return time.Hour }}
+	s := newSubscriber(all, nil, "follow.*", func(context.Context, *event.Event, int) error { return errors.New("not yet") })
+	var err error
+	if s.metrics, err = newMetrics(prometheus.NewRegistry(), s.durable); err != nil {
+		t.Fatal(err)
+	}
+	r := &reader{subscriber: s, handling: t.Context()}
+	if r.snapshot(ctx, &message{}) {
+		t.Error("a state whose claim is lost counts as handled")
+	}
+	if err := s.ready(t.Context()); err != nil {
+		t.Errorf("an instance that no longer reads exports is not ready: %v", err)
 	}
 }

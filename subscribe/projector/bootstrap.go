@@ -77,11 +77,12 @@ type filler struct {
 	*projection
 	claim   consumers.Bootstrap
 	expired chan consumers.Start
+	most    int // states of a batch
 }
 
 func (p *projection) filler(pool *pgxpool.Pool) *filler {
 	return &filler{p, consumers.Bootstrap{Pool: pool, Consumer: p.Name(), Owner: lease.Owner(p.Name()), Takeover: p.Takeover},
-		make(chan consumers.Start, 1)}
+		make(chan consumers.Start, 1), p.Batch}
 }
 
 // expire makes refill run soon.
@@ -178,12 +179,17 @@ func (f *filler) exportOf(ctx context.Context, c *client.Client, plural string) 
 	}
 	var states []event.Event
 	save := func() error {
-		err := f.claim.Save(ctx, at, func(tx pgx.Tx) error {
+		bounded, cancel := context.WithTimeout(ctx, f.Timeout)
+		defer cancel()
+		err := f.claim.Save(bounded, at, func(tx pgx.Tx) error {
 			if len(states) == 0 {
 				return nil
 			}
-			return f.Apply(ctx, tx, states)
+			return f.Apply(bounded, tx, states)
 		})
+		if bounded.Err() != nil {
+			f.most = max(f.most/2, 1)
+		}
 		states = states[:0]
 		return err
 	}
@@ -196,7 +202,7 @@ func (f *filler) exportOf(ctx context.Context, c *client.Client, plural string) 
 			return err
 		}
 		states, at.After = append(states, e), state.After
-		if len(states) == f.Batch {
+		if len(states) >= f.most {
 			if err := save(); err != nil {
 				return err
 			}
@@ -231,8 +237,9 @@ func (f *filler) begin(ctx context.Context, c *client.Client, plural string) (at
 	return at, f.claim.Save(ctx, at, func(pgx.Tx) error { return nil })
 }
 
-// refill fills the projection again each time that events have expired before it read them.
-func (f *filler) refill(ctx context.Context) error {
+// refill fills the projection again each time that events have expired before it read them. Then
+// ready reports again whether it reads the streams.
+func (f *filler) refill(ctx context.Context, ready func(context.Context) error) error {
 	for {
 		select {
 		case <-ctx.Done():
@@ -250,6 +257,7 @@ func (f *filler) refill(ctx context.Context) error {
 			if settings.IsRefused(err) {
 				return err
 			}
+			settings.SetReady(f.Health, ready)
 			if err != nil {
 				f.Log.WarnContext(ctx, "filling the projection failed, retrying", "err", err) // the consumer reports it again
 			}

@@ -78,7 +78,17 @@ func Project(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string
 		return err
 	}
 	f := p.filler(pool)
-	if err := f.fill(ctx); err != nil || ctx.Err() != nil {
+	filling, end := context.WithCancel(ctx)
+	defer end() // a function that does not return must not keep the claim
+	filled := make(chan error, 1)
+	go func() { filled <- f.fill(filling) }()
+	select {
+	case err := <-filled:
+		if err != nil || ctx.Err() != nil {
+			return err
+		}
+	case err := <-p.stuck:
+		settings.SetReady(s.Health, func(context.Context) error { return err })
 		return err
 	}
 	consumer, err := consumers.New(consumers.Config{
@@ -99,7 +109,7 @@ func Project(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string
 	defer stop()
 	done, refilled := make(chan error, 1), make(chan error, 1)
 	go func() { done <- consumer.Run(run) }()
-	go func() { refilled <- f.refill(run) }()
+	go func() { refilled <- f.refill(run, consumer.Ready) }()
 	watched := settings.Watch(run, nc)
 	for {
 		select {
@@ -191,8 +201,11 @@ func (p *projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event)
 	if late == nil {
 		return err
 	}
-	p.stuck <- fmt.Errorf("%w: projection %s, %d events of %s from %d on", subscribe.ErrStuck, p.Settings.Name, len(events),
-		events[0].Stream, events[0].Seq)
+	select {
+	case p.stuck <- fmt.Errorf("%w: projection %s, %d events of %s from %d on", subscribe.ErrStuck, p.Settings.Name, len(events),
+		events[0].Stream, events[0].Seq):
+	default: // Project returns the first such error, and nobody reads those of DeadLetters
+	}
 	return <-late // the function uses the transaction until it returns
 }
 

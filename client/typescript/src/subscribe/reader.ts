@@ -27,6 +27,7 @@ interface Message {
 const perCall = 16; // events in hand for each place, enough that no place waits for NATS
 const pullWait = 3000; // milliseconds that one request for more events waits
 const settleEvery = 500;
+const deliveries = 10; // after which an event counts as one that ends its process; NATS also counts what was given back before a call
 const late = 1000; // milliseconds after which the answer to a request is lost
 const grace = 5000; // milliseconds to return after the signal has aborted
 const group = 'order'; // of a consumer that one instance at a time reads
@@ -249,11 +250,12 @@ export class Reader {
         this.sub.trouble(of);
         return true;
       }
-      if (handling.signal.aborted) return false;
+      if (handling.signal.aborted) break;
       s.health.counts.failures++;
       this.sub.trouble(of, new Error(`handle ${of}: ${error.message}`, { cause: error }));
       await sleep(s.backOff(m.attempt), term);
     }
+    s.health.problems.delete(of); // another instance may handle the state
     return false;
   }
 
@@ -317,7 +319,7 @@ export class Reader {
   async #handle(m: Message): Promise<boolean> {
     const { s, slots, handling } = this.sub;
     let fault: unknown = m.fault;
-    if (fault === undefined && m.attempt > s.attempts) {
+    if (fault === undefined && m.attempt > Math.max(s.attempts, deliveries)) {
       fault = new Error(`the event was delivered ${m.attempt - 1} times, and no attempt finished: each time the process ended first, or lost NATS`);
     }
     for (; fault === undefined; m.attempt++) {
