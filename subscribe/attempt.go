@@ -45,6 +45,7 @@ func (r *reader) handle(ctx context.Context, m *message) bool {
 		r.metrics.failures.Inc()
 		r.Log.WarnContext(ctx, "handling an event failed, retrying", "event_id", m.event.ID, "tenant", m.event.TenantID, "stream",
 			m.event.Stream, "stream_seq", m.event.Seq, "attempt", m.attempt, "err", fault)
+		r.failed(m)
 		work.Sleep(ctx, r.Pause(m.attempt))
 	}
 	return r.moveToDeadLetters(ctx, m, err)

@@ -209,8 +209,8 @@ func (s *subscriber) read(ctx, handling context.Context, of source) {
 }
 
 func (s *subscriber) newReader(handling context.Context, of source) *reader {
-	return &reader{subscriber: s, source: of, handling: handling, undone: make(map[uint64]*message), queues: make(map[aggregate][]*message),
-		room: work.NewSignal()}
+	return &reader{subscriber: s, source: of, handling: handling, room: work.NewSignal(),
+		undone: make(map[uint64]*message), queues: make(map[aggregate][]*message), failing: make(map[aggregate]bool)}
 }
 
 // list returns the streams. From the account of a tenant only the durable consumers are visible.

@@ -537,6 +537,63 @@ func TestTheTurnToReadInOrderMovesAtAnyMoment(t *testing.T) {
 	d.firstsInOrder(t)
 }
 
+// TestWhatWaitsBehindAFailingEventDelaysNoOtherAggregate has more events of a failing aggregate than
+// an instance with one place holds.
+func TestWhatWaitsBehindAFailingEventDelaysNoOtherAggregate(t *testing.T) {
+	r, d := newRig(t, 1), newDiary()
+	const events, aggregates = 60, 12
+	for v := int64(1); v <= events; v++ {
+		r.publish(follow("9", "1", v))
+	}
+	others := func(v int64) {
+		for to := int64(2); to <= aggregates; to++ {
+			r.publish(follow("9", event.IDOf(to), v))
+		}
+	}
+	others(1)
+	mended := make(chan struct{})
+	r.start(func(ctx context.Context) error {
+		return subscribe.Handle(ctx, r.nc, "mailer", "follow.created", func(_ context.Context, e subscribe.Event[event.Edge]) error {
+			select {
+			case <-mended:
+			default:
+				if e.Data.To == "1" {
+					return errors.New("not yet")
+				}
+			}
+			d.note(e)
+			return nil
+		}, subscribe.Concurrency(1), subscribe.Takeover(time.Minute), subscribe.Attempts(1_000_000), subscribe.Log(testkit.Logger(t)),
+			subscribe.BackOff(func(int) time.Duration { return 50 * time.Millisecond }))
+	})
+	had := func(v int) {
+		t.Helper()
+		r.await(fmt.Sprintf("%d events of each other aggregate", v), func() (bool, error) {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			if len(d.versions["1"]) > 0 {
+				return false, fmt.Errorf("the failing aggregate: %v", d.versions["1"])
+			}
+			for to := int64(2); to <= aggregates; to++ {
+				if got := d.versions[event.IDOf(to)]; len(got) < v {
+					return false, fmt.Errorf("followee %d has had %v", to, got)
+				}
+			}
+			return true, nil
+		})
+	}
+	had(1)
+	others(2)
+	had(2)
+	close(mended)
+	r.await("the failing aggregate", func() (bool, error) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return len(d.versions["1"]) == events, nil
+	})
+	d.firstsInOrder(t)
+}
+
 // TestAnEventThatIsGivenBackHasNotFailed: NATS counts a delivery, although no call began. The
 // second event waits behind the first of its aggregate when the instance ends.
 func TestAnEventThatIsGivenBackHasNotFailed(t *testing.T) {

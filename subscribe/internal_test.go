@@ -65,6 +65,7 @@ type delivered struct {
 	seq  uint64
 	pin  string
 	naks *[]uint64
+	data []byte
 }
 
 func (m delivered) Metadata() (*jetstream.MsgMetadata, error) {
@@ -72,7 +73,7 @@ func (m delivered) Metadata() (*jetstream.MsgMetadata, error) {
 }
 func (m delivered) Headers() nats.Header { return nats.Header{"Nats-Pin-Id": {m.pin}} }
 func (m delivered) Subject() string      { return "" }
-func (m delivered) Data() []byte         { return nil }
+func (m delivered) Data() []byte         { return m.data }
 func (m delivered) Nak() error           { *m.naks = append(*m.naks, m.seq); return nil }
 
 // TestATurnAfterAnOwnTurnKeepsTheOrder gives an instance three turns one after the other, as NATS
@@ -131,6 +132,45 @@ func TestATurnAfterAnOwnTurnKeepsTheOrder(t *testing.T) {
 	settle(3, 1) // 3 has not come again
 	take(3, "third")
 	settle(3, 1, 2, 3, 4)
+}
+
+// TestEventsBehindAFailingOneTakeRoomBeyondABound fills the memory for them, and empties it again.
+func TestEventsBehindAFailingOneTakeRoomBeyondABound(t *testing.T) {
+	all := &settings.Settings{Name: "mailer", Log: testkit.Logger(t), Concurrency: 1, Takeover: time.Millisecond}
+	r := newSubscriber(all, nil, "follow.*", nil).newReader(t.Context(), source{again: true})
+	a, count := aggregate{}, 0
+	add := func(n int, data []byte) {
+		for range n {
+			count++
+			m := &message{Msg: delivered{data: data}, seq: uint64(count)}
+			r.undone[m.seq] = m
+			if r.queues[a] == nil {
+				r.queues[a] = []*message{m} // its call has begun, so no other worker begins
+				continue
+			}
+			r.dispatch(m)
+		}
+	}
+	room := func(what string, want int) {
+		t.Helper()
+		if got := r.awaitRoom(t.Context()); got != want {
+			t.Errorf("%s: room for %d events, want %d", what, got, want)
+		}
+	}
+	room("at first", 16)
+	add(20, nil)
+	room("behind a call", 1)
+	r.failed(r.queues[a][0])
+	r.failed(r.queues[a][0]) // another attempt
+	room("behind a failed event", 15)
+	add(100, make([]byte, 1<<10))
+	room("with more behind it", 15)
+	add(maxParked>>20, make([]byte, 1<<20))
+	room("with 8 MiB behind it", 1)
+	r.park(-1, r.queues[a][1:]...)
+	if r.parked.events != 0 || r.parked.bytes != 0 {
+		t.Errorf("nothing waits, and is counted: %+v", r.parked)
+	}
 }
 
 // TestAnInstancePassesWhatIsBeyondItsShare looks at six streams, of which the instance reads some.

@@ -40,6 +40,9 @@ const (
 	perCall     = 16              // events in hand for each place, enough that no place waits for NATS
 	pullWait    = 3 * time.Second // the wait of one request for more events
 	settleEvery = 500 * time.Millisecond
+	// The memory of events that wait behind a failing one of their aggregate, counted as 1 KiB each and
+	// their payloads. Until then they take no room from other aggregates.
+	maxParked = 8 << 20
 )
 
 // reader reads one stream.
@@ -56,6 +59,8 @@ type reader struct {
 	passed  uint64
 	undone  map[uint64]*message
 	queues  map[aggregate][]*message // the first of each queue is being handled
+	failing map[aggregate]bool       // the first of the queue has failed and will be tried again
+	parked  struct{ events, bytes int }
 
 	term    context.Context // this instance may begin calls until it ends: with reading, or with its turn to read in order
 	endTerm context.CancelFunc
@@ -175,6 +180,9 @@ func (r *reader) awaitRoom(ctx context.Context) int {
 	for {
 		r.mu.Lock()
 		n := r.window() - len(r.undone)
+		if r.parked.bytes <= maxParked {
+			n += r.parked.events
+		}
 		r.mu.Unlock()
 		switch {
 		case r.repeated:
@@ -375,6 +383,30 @@ func (r *reader) dispatch(m *message) {
 	if !busy {
 		r.workers.Go(func() { r.work(a) })
 	}
+	if r.failing[a] {
+		r.park(1, m)
+	}
+}
+
+// park counts messages that wait behind a failing one, or with -1 no longer do. The caller holds
+// r.mu.
+func (r *reader) park(by int, all ...*message) {
+	for _, m := range all {
+		r.parked.events += by
+		r.parked.bytes += by * (1<<10 + len(m.Data()))
+	}
+}
+
+// failed makes room for other aggregates while a message waits for its next attempt.
+func (r *reader) failed(m *message) {
+	a := m.aggregate()
+	r.mu.Lock()
+	if !r.failing[a] {
+		r.failing[a] = true
+		r.park(1, r.queues[a][1:]...)
+	}
+	r.mu.Unlock()
+	r.room.Notify()
 }
 
 // work handles the messages of an aggregate until the queue is empty. It gives back messages whose
@@ -391,6 +423,10 @@ func (r *reader) work(a aggregate) {
 		}
 		delete(r.undone, m.seq)
 		rest := r.queues[a][1:]
+		if r.failing[a] {
+			delete(r.failing, a)
+			r.park(-1, rest...)
+		}
 		if len(rest) == 0 {
 			delete(r.queues, a)
 		} else {

@@ -335,6 +335,27 @@ test('a stop lets running calls finish and returns all other events at once', as
   for (let id = 1; id <= 4; id++) assert.equal(d.versions.get(`${id}`).length, 3);
 });
 
+test('what waits behind a failing event delays no other aggregate', async () => {
+  const rig = await newRig();
+  for (let v = 1; v <= 60; v++) await rig.publish(1, v); // more than an instance with one place holds
+  const others = ids.slice(1, 12);
+  for (const id of others) await rig.publish(id, 1);
+  const d = diary();
+  let mended = false;
+  const w = rig.start((e) => {
+    if (e.aggregateId === '1' && !mended) throw new Error('not yet');
+    d.note(e);
+  }, { takeover: 60_000, concurrency: 1, attempts: 1_000_000 });
+  await until(d.has(others, 1));
+  for (const id of others) await rig.publish(id, 2);
+  await until(d.has(others, 2));
+  assert.equal(d.versions.get('1'), undefined);
+  mended = true;
+  await until(d.has([1], 60));
+  await w.stop();
+  assert.deepEqual(d.versions.get('1'), Array.from({ length: 60 }, (_, i) => i + 1));
+});
+
 test('calls that do not return end the subscriber when they take all places', async () => {
   const rig = await newRig();
   const health = new Health();

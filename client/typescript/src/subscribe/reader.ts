@@ -29,6 +29,7 @@ const pullWait = 3000; // milliseconds that one request for more events waits
 const settleEvery = 500;
 const deliveries = 10; // after which an event counts as one that ends its process; NATS also counts what was given back before a call
 const late = 1000; // milliseconds after which the answer to a request is lost
+const maxParked = 8 << 20; // bytes behind failing events, and 1 KiB for each event: up to it they take no room from other aggregates
 const grace = 5000; // milliseconds to return after the signal has aborted
 const group = 'order'; // of a consumer that one instance at a time reads
 const maxReason = 4096;
@@ -38,6 +39,8 @@ export class Reader {
   readonly #stopping: AbortController;
   readonly #undone = new Map<number, Message>();
   readonly #queues = new Map<string, Message[]>(); // by aggregate; the first of each is being handled
+  readonly #failing = new Set<string>(); // aggregates: the first of the queue has failed and will be tried again
+  readonly #parked = { events: 0, bytes: 0 }; // what waits behind those
   readonly #workers = new Set<Promise<void>>();
   #notify: () => void = () => {}; // an event was finished
   #term: AbortController; // this instance may begin calls until it aborts: with reading, or with its turn to read in order
@@ -169,7 +172,7 @@ export class Reader {
   async #awaitRoom(signal: AbortSignal): Promise<number> {
     const until = Date.now() + this.sub.s.takeover / 3;
     for (;;) {
-      const n = this.#window - this.#undone.size;
+      const n = this.#window - this.#undone.size + (this.#parked.bytes <= maxParked ? this.#parked.events : 0);
       if (this.#repeated) return Math.max(1, Math.min(this.#missing, this.#window));
       if (this.#behind || (this.sub.s.inOrder && this.#pin === '')) return 1; // the first tells whether there are unfinished ones
       if (n > 0 && n >= this.#window / 4) return n;
@@ -291,11 +294,11 @@ export class Reader {
 
   /** Queues a message behind those of its aggregate. */
   #dispatch(m: Message): void {
-    const { tenantId, aggregateType, aggregateId } = m.event;
-    const key = `${tenantId} ${aggregateType} ${aggregateId}`;
+    const key = aggregateOf(m);
     const queue = this.#queues.get(key);
     if (queue !== undefined) {
       queue.push(m);
+      if (this.#failing.has(key)) this.#park(1, [m]);
       return;
     }
     this.#queues.set(key, [m]);
@@ -310,9 +313,27 @@ export class Reader {
       if (!(await this.#handle(m))) ack(m.msg, '-NAK'); // if that is lost, NATS delivers the message after takeover
       this.#undone.delete(m.sequence);
       queue.shift();
+      if (this.#failing.delete(key)) this.#park(-1, queue);
       this.#notify();
     }
     this.#queues.delete(key);
+  }
+
+  /** Counts messages that wait behind a failing one, or with -1 no longer do. */
+  #park(by: 1 | -1, messages: Message[]): void {
+    for (const m of messages) {
+      this.#parked.events += by;
+      this.#parked.bytes += by * (1024 + m.msg.data.length);
+    }
+  }
+
+  /** Makes room for other aggregates while a message waits for its next attempt. */
+  #failed(m: Message): void {
+    const key = aggregateOf(m);
+    if (this.#failing.has(key)) return;
+    this.#failing.add(key);
+    this.#park(1, this.#queues.get(key)!.slice(1));
+    this.#notify();
   }
 
   /** Calls the function until it succeeds or the message becomes a dead letter. Returns false if the term ends before. */
@@ -335,6 +356,7 @@ export class Reader {
       if ((error as Partial<PermanentError>).permanent === true || m.attempt >= s.attempts) return this.#moveToDeadLetters(m, error);
       s.health.counts.failures++;
       this.sub.log('warn', 'handling an event failed, retrying', { ...m.event, attempt: m.attempt, error });
+      this.#failed(m);
       await sleep(s.backOff(m.attempt), m.term);
       if (m.term.aborted) return false;
     }
@@ -469,6 +491,11 @@ export class Reader {
     [this.#held, this.#behind, this.#missing, this.#repeated] = [[], false, 0, false];
     held.forEach((m) => this.#dispatch(m));
   }
+}
+
+/** The aggregate of a message. Its messages are handled one after the other. */
+function aggregateOf({ event }: Message): string {
+  return `${event.tenantId} ${event.aggregateType} ${event.aggregateId}`;
 }
 
 /** Answers NATS about a delivery. If that is lost, NATS delivers the event again. */
