@@ -466,10 +466,13 @@ func register[I, O any](s *server, r route, handle func(ctx context.Context, in 
 	for status, what := range r.extraStatuses {
 		op.Responses[fmt.Sprint(status)] = &huma.Response{Description: what}
 	}
-	op.Middlewares = huma.Middlewares{func(ctx huma.Context, next func(huma.Context)) { s.guard(ctx, r, next) }}
+	op.Middlewares = huma.Middlewares{s.guard(r)}
+	if r.method == http.MethodGet && !r.streams {
+		handle = shared(s, handle)
+	}
 	s.metrics.begin(r.path, r.method, r.status)
 	huma.Register(s.api, op, func(ctx context.Context, in *I) (*O, error) {
-		out, err := handleOnce(ctx, s, r, in, handle)
+		out, err := handle(ctx, in)
 		if err != nil {
 			return nil, s.toProblem(ctx, err)
 		}
@@ -530,12 +533,15 @@ func (s *server) transform(ctx huma.Context, _ string, v any) (any, error) {
 	return v, nil
 }
 
-// guard lets a request through to next, or answers with the reason why not.
-func (s *server) guard(hctx huma.Context, op route, next func(huma.Context)) {
-	r, w := humago.Unwrap(hctx)
-	if err := s.pass(hctx, op, w, r, next); err != nil {
-		p, _ := s.problems.of(s.toProblem(hctx.Context(), err))
-		s.refuse(w, r, p)
+// guard returns what runs before a route's handler: it lets a request through, or answers with the
+// reason why not.
+func (s *server) guard(op route) func(huma.Context, func(huma.Context)) {
+	return func(hctx huma.Context, next func(huma.Context)) {
+		r, w := humago.Unwrap(hctx)
+		if err := s.pass(hctx, op, w, r, next); err != nil {
+			p, _ := s.problems.of(s.toProblem(hctx.Context(), err))
+			s.refuse(w, r, p)
+		}
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -89,23 +88,25 @@ var (
 	errUndo   = errors.New("api: roll back the overlay")
 )
 
-// handleOnce is handle for reads with tokens: equal reads of a tenant at the same time, with the
-// same tokens, share one answer.
-func handleOnce[I, O any](ctx context.Context, s *server, r route, in *I, handle func(context.Context, *I) (*O, error)) (*O, error) {
-	c := callerOf(ctx)
-	if r.method != http.MethodGet || len(c.session) == 0 || r.streams {
-		return handle(ctx, in)
+// shared returns handle for reads: equal reads of a tenant at the same time, with the same tokens,
+// share one answer.
+func shared[I, O any](s *server, handle func(context.Context, *I) (*O, error)) func(context.Context, *I) (*O, error) {
+	return func(ctx context.Context, in *I) (*O, error) {
+		c := callerOf(ctx)
+		if len(c.session) == 0 {
+			return handle(ctx, in)
+		}
+		mine := false
+		out, err, _ := s.same.Do(fmt.Sprint(c.TenantID, c.Roles, exchangeOf(ctx).target, c.session), func() (any, error) {
+			mine = true
+			return handle(ctx, in)
+		})
+		if err != nil && !mine { // it may be about the other request, whose client has gone
+			return handle(ctx, in)
+		}
+		o, _ := out.(*O) // nil with an error
+		return o, err
 	}
-	mine := false
-	out, err, _ := s.same.Do(fmt.Sprint(c.TenantID, c.Roles, exchangeOf(ctx).target, c.session), func() (any, error) {
-		mine = true
-		return handle(ctx, in)
-	})
-	if err != nil && !mine { // it may be about the other request, whose client has gone
-		return handle(ctx, in)
-	}
-	o, _ := out.(*O) // nil with an error
-	return o, err
 }
 
 // readProjection runs fn, which reads the projections of a consumer and of those in also, in a
