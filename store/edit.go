@@ -363,6 +363,11 @@ func (s childShape) changeTurn(ctx context.Context, tx *unit, changes []change, 
 	if len(changed) == n {
 		return nil
 	}
+	return s.explain(ctx, tx, changes, turn, kind, out)
+}
+
+// explain fills in the outcomes of the changes that the statement did not make.
+func (s childShape) explain(ctx context.Context, tx *unit, changes []change, turn []int, kind changeKind, out []ChildOutcome) error {
 	// The statement locked the existing rows, so these are the states that its guard saw. Shelved
 	// children are the exception, even those that returned just now.
 	current, err := s.states(ctx, tx, childGetSQL, changes, turn)
