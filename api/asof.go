@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/work"
 	"github.com/tidings/tidings/outbox"
 )
@@ -100,21 +101,27 @@ func (f *freshness) of(tenant int64, wants func(aggregateType string) bool, prog
 	return time.Unix(0, 0).UTC()
 }
 
-// readProgress returns the progress of the first consumer as the transaction of tx sees it. Its
-// AsOf is the tenant's, and of several consumers that of the oldest.
-func (s *server) readProgress(ctx context.Context, tx pgx.Tx, tenant int64, names ...string) (consumers.Progress, error) {
+// progress is how far the consumers of a read were.
+type progress struct {
+	asOf    event.Time        // for the tenant, that of the oldest
+	offsets map[string]uint64 // of the first consumer (consumers.Progress)
+}
+
+// readProgress returns the progress of the consumers as the transaction of tx sees it.
+func (s *server) readProgress(ctx context.Context, tx pgx.Tx, tenant int64, names ...string) (at progress, err error) {
 	all, err := consumers.ReadProgress(ctx, tx, names...)
 	if err != nil {
-		return consumers.Progress{}, err
+		return at, err
 	}
+	at.offsets = all[0].Offsets
 	for i := range all {
 		wants := func(string) bool { return true }
 		if p := s.fleet[names[i]]; p != nil {
 			wants = p.Wants
 		}
-		if at := s.freshness.of(tenant, wants, all[i]); i == 0 || at.Before(all[0].AsOf) {
-			all[0].AsOf = at
+		if asOf := s.freshness.of(tenant, wants, all[i]); i == 0 || asOf.Before(at.asOf.Time) {
+			at.asOf.Time = asOf
 		}
 	}
-	return all[0], nil
+	return at, nil
 }

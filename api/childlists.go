@@ -54,14 +54,10 @@ type Counting struct {
 	Counts []string `query:"counts" maxItems:"20" doc:"Lists of edges to each {child}, separated by commas: each {child} has their counts, and what their attributes add up to."`
 }
 
-type flatListInput struct {
-	UnderPath
-	Order string `query:"order" default:"oldest" enum:"oldest,newest,top" example:"newest" doc:"Visible {children} by age. top: those with the highest score first, and of one score the newest first."`
-	Place
-	Counting
-}
+// flatOrders describes the order of a list of children without replies.
+const flatOrders = "Visible {children} by age. top: those with the highest score first, and of one score the newest first."
 
-type threadListInput struct {
+type childListInput struct {
 	UnderPath
 	Order string `query:"order" default:"oldest" enum:"oldest,newest,threaded,top" example:"newest" doc:"oldest and newest: visible {children} by age. threaded: each {child}, then its replies; an invisible {child} with a visible reply is a tombstone. top: visible {children}, those with the highest score first, and of one score the newest first."`
 	Place
@@ -106,15 +102,7 @@ func (c *childRoutes) listRoutes() {
 	r := c.listing("list", c.under(), page,
 		words{"list-" + c.tagged, "List the {children} of {an object}", "Reads a projection. An unknown {object} has an empty list."},
 		codeCursorInvalid, codeNotFound)
-	if c.k.Threaded {
-		register(c.server, r, func(ctx context.Context, in *threadListInput) (*anyOutput, error) {
-			return c.list(ctx, in.Object.ID, in.Order, in.Place, in.Counts)
-		})
-	} else {
-		register(c.server, r, func(ctx context.Context, in *flatListInput) (*anyOutput, error) {
-			return c.list(ctx, in.Object.ID, in.Order, in.Place, in.Counts)
-		})
-	}
+	register(c.server, r, c.list)
 	register(c.server, c.listing("summary", c.under()+"/summary", c.schema("Summary", childSummary{}, c.threadOf),
 		words{"get-" + c.dashed + "-summary", "Count the {children} of {an object}", "Reads a projection. An unknown {object} counts 0."}),
 		c.summary)
@@ -253,7 +241,7 @@ func (c *childRoutes) page(ctx context.Context, l list, in Page, counts []string
 	var page childPage
 	var w childWindow
 	var counted []map[string]any
-	asOf, err := c.project(ctx, l.tenant, threadcache.Name, func(tx pgx.Tx) (err error) {
+	read, err := c.readProjection(ctx, l.tenant, threadcache.Name, func(tx pgx.Tx) (err error) {
 		if ofObject {
 			if page.Thread, err = c.readThread(ctx, tx, l.of); err != nil {
 				return err
@@ -267,7 +255,7 @@ func (c *childRoutes) page(ctx context.Context, l list, in Page, counts []string
 	if err != nil {
 		return nil, err
 	}
-	page.Items, page.AsOf = c.values(w.rows, counted), asOf
+	page.Items, page.AsOf = c.values(w.rows, counted), read.asOf
 	switch n := len(w.rows); {
 	case w.end != nil:
 		page.Next, err = c.cursors.encode(l, w.end)
@@ -299,23 +287,23 @@ func (s *server) checkPlace(order string, in Place) error {
 }
 
 // list returns a page of the children of an object.
-func (c *childRoutes) list(ctx context.Context, object event.ID, order string, in Place, counts []string) (*anyOutput, error) {
-	if err := c.checkPlace(order, in); err != nil {
+func (c *childRoutes) list(ctx context.Context, in *childListInput) (*anyOutput, error) {
+	if err := c.checkPlace(in.Order, in.Place); err != nil {
 		return nil, err
 	}
-	l := list{tenant: callerOf(ctx).TenantID, name: c.k.Plural + " " + order, of: object}
-	switch order {
+	l := list{tenant: callerOf(ctx).TenantID, name: c.k.Plural + " " + in.Order, of: in.Object.ID}
+	switch in.Order {
 	case "threaded":
-		return c.threaded(ctx, l, "", in.Page, counts)
+		return c.threaded(ctx, l, "", in.Page, in.Counts)
 	case "top":
 		var from rankCursor
-		return c.page(ctx, l, in.Page, counts, true, &from, func(tx pgx.Tx) (childWindow, error) {
-			return c.byRank(ctx, tx, object, in.Limit, from)
+		return c.page(ctx, l, in.Page, in.Counts, true, &from, func(tx pgx.Tx) (childWindow, error) {
+			return c.byRank(ctx, tx, l.of, in.Limit, from)
 		}, followercounts.Name)
 	}
 	var from ageCursor
-	return c.page(ctx, l, in.Page, counts, true, &from, func(tx pgx.Tx) (childWindow, error) {
-		return c.byAge(ctx, tx, object, threadcache.Order(order == "newest"), in, from)
+	return c.page(ctx, l, in.Page, in.Counts, true, &from, func(tx pgx.Tx) (childWindow, error) {
+		return c.byAge(ctx, tx, l.of, threadcache.Order(in.Order == "newest"), in.Place, from)
 	})
 }
 
@@ -369,7 +357,7 @@ func (c *childRoutes) byAge(ctx context.Context, tx pgx.Tx, object event.ID, ord
 func (c *childRoutes) summary(ctx context.Context, in *UnderPath) (*anyOutput, error) {
 	var sums map[threadcache.Object]threadcache.Summary
 	var thread any
-	asOf, err := c.project(ctx, callerOf(ctx).TenantID, threadcache.Name, func(tx pgx.Tx) (err error) {
+	read, err := c.readProjection(ctx, callerOf(ctx).TenantID, threadcache.Name, func(tx pgx.Tx) (err error) {
 		if thread, err = c.readThread(ctx, tx, in.Object.ID); err == nil {
 			sums, err = threadcache.ReadSummaries(ctx, tx, []string{c.k.Name}, []event.ID{in.Object.ID})
 		}
@@ -379,7 +367,7 @@ func (c *childRoutes) summary(ctx context.Context, in *UnderPath) (*anyOutput, e
 		return nil, err
 	}
 	sum := sums[threadcache.Object{Kind: c.k.Name, ID: in.Object.ID}]
-	out := childSummary{Object: in.Object.ID, Visible: sum.Visible, Total: sum.Total, Thread: thread, AsOf: asOf}
+	out := childSummary{Object: in.Object.ID, Visible: sum.Visible, Total: sum.Total, Thread: thread, AsOf: read.asOf}
 	if sum.LastAt != nil {
 		out.LastActivityAt = &event.Time{Time: *sum.LastAt}
 	}

@@ -125,7 +125,7 @@ func (s *server) addChildRoutes(k kinds.Child) {
 	for _, end := range c.ends {
 		c.countable = append(c.countable, end.list)
 	}
-	c.ranked = k.RankedBy != ""
+	c.ranked, c.flat = k.RankedBy != "", !k.Threaded
 	c.names["settings"] = c.word("settings")
 	c.entity = c.schema("", childBody{}, c.looks())
 	s.entities[k.Name] = c.entity

@@ -80,7 +80,7 @@ func (c *childRoutes) threaded(ctx context.Context, l list, below string, in Pag
 func (c *childRoutes) replies(ctx context.Context, in *repliesInput) (*anyOutput, error) {
 	tenant, id := callerOf(ctx).TenantID, in.ID.lower()
 	var of event.Child
-	if _, err := c.project(ctx, tenant, threadcache.Name, func(tx pgx.Tx) error {
+	if _, err := c.readProjection(ctx, tenant, threadcache.Name, func(tx pgx.Tx) error {
 		child, found, err := threadcache.ByID(ctx, tx, c.k.Name, id)
 		if err == nil && !found {
 			err = c.notFound()
@@ -99,7 +99,7 @@ func (c *childRoutes) tree(ctx context.Context, in *treeInput) (*anyOutput, erro
 	var rows []event.Child
 	var counts []map[string]any
 	var thread any
-	asOf, err := c.project(ctx, callerOf(ctx).TenantID, threadcache.Name, func(tx pgx.Tx) (err error) {
+	read, err := c.readProjection(ctx, callerOf(ctx).TenantID, threadcache.Name, func(tx pgx.Tx) (err error) {
 		if thread, err = c.readThread(ctx, tx, object); err == nil {
 			rows, err = threadcache.Threaded(ctx, tx, c.k.Name, object, "", "", maxTree+1)
 		}
@@ -117,7 +117,7 @@ func (c *childRoutes) tree(ctx context.Context, in *treeInput) (*anyOutput, erro
 			fmt.Sprintf("read %s?order=threaded in pages, or read %s/replies for the part below one %s", list, c.one(), c.k.Name))
 	}
 	items, _, _ := c.nest(rows, counts, "")
-	return &anyOutput{Body: childTree{Items: items, Thread: thread, AsOf: asOf}}, nil
+	return &anyOutput{Body: childTree{Items: items, Thread: thread, AsOf: read.asOf}}, nil
 }
 
 // nest makes a tree of the first rows, as far as they are below a path, and returns the other rows,
@@ -142,7 +142,7 @@ func (c *childRoutes) bySlug(ctx context.Context, in *slugInput) (*anyOutput, er
 	var child event.Child
 	var counts []map[string]any
 	var thread any
-	asOf, err := c.project(ctx, callerOf(ctx).TenantID, threadcache.Name, func(tx pgx.Tx) (err error) {
+	read, err := c.readProjection(ctx, callerOf(ctx).TenantID, threadcache.Name, func(tx pgx.Tx) (err error) {
 		if thread, err = c.readThread(ctx, tx, in.Object.ID); err != nil {
 			return err
 		}
@@ -160,7 +160,7 @@ func (c *childRoutes) bySlug(ctx context.Context, in *slugInput) (*anyOutput, er
 		return nil, err
 	}
 	body := childBodyOf(child)
-	body.Thread, body.AsOf = thread, &asOf
+	body.Thread, body.AsOf = thread, &read.asOf
 	if counts != nil {
 		body.Counts = counts[0]
 	}

@@ -220,7 +220,7 @@ func (e *edgeRoutes) singleRoutes() {
 			"204 also if the edge did not exist; then there is no event."})
 	remove.codes = e.self()
 	if len(e.k.Attributes) == 0 {
-		register(e.server, put, func(ctx context.Context, in *PairPath) (*edgeOutput, error) { return e.put(ctx, *in, nil, "") })
+		register(e.server, put, e.put)
 	} else {
 		put.description += " The body has all attributes: missing ones get their defaults. With a version in If-Match, 404 if the edge " +
 			"does not exist."
@@ -232,9 +232,7 @@ func (e *edgeRoutes) singleRoutes() {
 		if !slices.Contains(put.codes, codeNotFound) {
 			put.codes = append(put.codes, codeNotFound)
 		}
-		register(e.server, put, func(ctx context.Context, in *attributesInput) (*edgeOutput, error) {
-			return e.put(ctx, in.PairPath, in.Body, in.IfMatch)
-		})
+		register(e.server, put, e.putAttributes)
 	}
 	get := e.route("get", http.MethodGet, e.path(), tokens.RoleRead, http.StatusOK, words{"get-" + e.dashed, "Read " + kind,
 		"Reads the truth. 404 if the edge does not exist, whether or not it existed before."})
@@ -287,27 +285,44 @@ func (e *edgeRoutes) creates(ctx context.Context, from event.ID) error {
 // authors is the object whose ids are authors. The limits per user count these ids.
 const authors = kinds.Author
 
-func (e *edgeRoutes) put(ctx context.Context, at PairPath, attributes *json.RawMessage, ifMatch string) (*edgeOutput, error) {
-	version, err := e.ifMatch(ifMatch)
-	if err != nil {
-		return nil, err
-	}
-	if err := e.creates(ctx, at.From.ID); err != nil {
-		return nil, err
-	}
-	w := store.EdgeWrite{Meta: callerOf(ctx).meta, From: at.From.ID, To: at.To.ID, IfVersion: version}
-	if attributes != nil {
-		w.Attributes = *attributes
-	}
-	out, err := e.store.PutEdges(ctx, callerOf(ctx).TenantID, e.k, []store.EdgeWrite{w})
-	if err != nil {
-		return nil, err
-	}
-	return e.answerTo(ctx, out[0])
+func (e *edgeRoutes) put(ctx context.Context, in *PairPath) (*edgeOutput, error) {
+	return e.write(ctx, store.EdgeWrite{From: in.From.ID, To: in.To.ID})
 }
 
-// answerTo returns the answer to a put.
-func (e *edgeRoutes) answerTo(ctx context.Context, out store.EdgeOutcome) (*edgeOutput, error) {
+func (e *edgeRoutes) putAttributes(ctx context.Context, in *attributesInput) (*edgeOutput, error) {
+	version, err := e.ifMatch(in.IfMatch)
+	if err != nil {
+		return nil, err
+	}
+	w := store.EdgeWrite{From: in.From.ID, To: in.To.ID, IfVersion: version}
+	if in.Body != nil {
+		w.Attributes = *in.Body
+	}
+	return e.write(ctx, w)
+}
+
+func (e *edgeRoutes) patch(ctx context.Context, in *attributesPatch) (*edgeOutput, error) {
+	version, err := e.ifVersion(in.IfMatch)
+	if err != nil {
+		return nil, err
+	}
+	return e.write(ctx, store.EdgeWrite{From: in.From.ID, To: in.To.ID, Attributes: *in.Body, Merge: true, IfVersion: version})
+}
+
+// write puts an edge.
+func (e *edgeRoutes) write(ctx context.Context, w store.EdgeWrite) (*edgeOutput, error) {
+	if !w.Merge { // a merge makes no edge
+		if err := e.creates(ctx, w.From); err != nil {
+			return nil, err
+		}
+	}
+	c := callerOf(ctx)
+	w.Meta = c.meta
+	all, err := e.store.PutEdges(ctx, c.TenantID, e.k, []store.EdgeWrite{w})
+	if err != nil {
+		return nil, err
+	}
+	out := all[0]
 	if out.Err != nil {
 		return nil, e.refused(out.Err, "#")
 	}
@@ -389,20 +404,6 @@ func (e *edgeRoutes) remove(ctx context.Context, at PairPath, ifMatch string) (*
 	}
 	token, err := e.tokenOf(ctx, out[0].Edge.Ref(e.k.Name))
 	return &noContent{token}, err
-}
-
-func (e *edgeRoutes) patch(ctx context.Context, in *attributesPatch) (*edgeOutput, error) {
-	version, err := e.ifVersion(in.IfMatch)
-	if err != nil {
-		return nil, err
-	}
-	out, err := e.store.PutEdges(ctx, callerOf(ctx).TenantID, e.k, []store.EdgeWrite{
-		{Meta: callerOf(ctx).meta, From: in.From.ID, To: in.To.ID, Attributes: *in.Body, Merge: true, IfVersion: version},
-	})
-	if err != nil {
-		return nil, err
-	}
-	return e.answerTo(ctx, out[0])
 }
 
 // The operations of a batch of edges.
@@ -515,7 +516,7 @@ func (e *edgeRoutes) check(ctx context.Context, in *edgeCheckInput) (*anyOutput,
 			return nil, err
 		}
 	}
-	asOf, err := e.project(ctx, callerOf(ctx).TenantID, followercounts.Name, func(tx pgx.Tx) error {
+	read, err := e.readProjection(ctx, callerOf(ctx).TenantID, followercounts.Name, func(tx pgx.Tx) error {
 		k := e.k
 		k.Attributes = nil // the answer has none
 		all, err := followercounts.Relations(ctx, tx, []kinds.Edge{k}, pairs)
@@ -538,7 +539,7 @@ func (e *edgeRoutes) check(ctx context.Context, in *edgeCheckInput) (*anyOutput,
 	if err != nil {
 		return nil, err
 	}
-	return &anyOutput{Body: edgeRelations{Items: items, AsOf: asOf}}, nil
+	return &anyOutput{Body: edgeRelations{Items: items, AsOf: read.asOf}}, nil
 }
 
 func (e *edgeRoutes) versionRoute() {

@@ -15,9 +15,8 @@ import (
 )
 
 const (
-	exampleUUID  = "0196b2d4-7c00-7000-8000-000000000001"
-	exampleOther = "0196b2d4-7c00-7000-8000-000000000002"
-	exampleTime  = "2026-11-21T09:37:11.133571Z"
+	exampleUUID = "0196b2d4-7c00-7000-8000-000000000001"
+	exampleTime = "2026-11-21T09:37:11.133571Z"
 )
 
 // exampleValues has examples by the names of members and parameters, which are the same throughout

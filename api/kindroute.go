@@ -30,6 +30,7 @@ type naming struct {
 	filter    *huma.Param       // of the query: an attribute, or nil
 	countable []any             // the lists whose counts a list of children can have
 	ranked    bool              // lists of children have the order top
+	flat      bool              // and not the order threaded
 	nouns     *strings.Replacer // in descriptions, or nil: {a child}, {children}, {an object}, ...
 	prose     *strings.Replacer // in titles of problems, or nil
 	shapes    sync.Map          // reflect.Type to reflect.Type
@@ -237,8 +238,14 @@ func (n *naming) document(op *huma.Operation) {
 		case p.Name == "counts" && p.In == "query":
 			p.Schema.Items.Enum, p.Schema.Examples, p.Example = n.countable, nil, n.countable[:1]
 			p.Schema.Items.PrecomputeMessages()
-		case p.Name == "order" && !n.ranked:
-			p.Schema.Enum = slices.DeleteFunc(p.Schema.Enum, func(v any) bool { return v == "top" })
+		case p.Name == "order":
+			if n.flat {
+				p.Description = n.text(flatOrders)
+				p.Schema.Description = p.Description
+			}
+			p.Schema.Enum = slices.DeleteFunc(p.Schema.Enum, func(v any) bool {
+				return v == "top" && !n.ranked || v == "threaded" && n.flat
+			})
 			p.Schema.PrecomputeMessages()
 		}
 		p.Name = n.of(p.Name)

@@ -161,7 +161,7 @@ func (s *server) check(ctx context.Context, t target, raw json.RawMessage) (*any
 	for i, id := range ids {
 		pairs[i] = followercounts.Pair{From: from, To: id}
 	}
-	asOf, err := s.project(ctx, callerOf(ctx).TenantID, followercounts.Name, func(tx pgx.Tx) error {
+	read, err := s.readProjection(ctx, callerOf(ctx).TenantID, followercounts.Name, func(tx pgx.Tx) error {
 		relations, err := followercounts.Relations(ctx, tx, all, pairs)
 		for i, rs := range relations {
 			links := make(map[string]any, len(all))
@@ -172,5 +172,5 @@ func (s *server) check(ctx context.Context, t target, raw json.RawMessage) (*any
 		}
 		return err
 	})
-	return &anyOutput{Body: objectList{items, asOf}}, err
+	return &anyOutput{Body: objectList{items, read.asOf}}, err
 }

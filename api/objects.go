@@ -217,14 +217,14 @@ func (s *server) counts(ctx context.Context, t target, ids []event.ID) (counts [
 	if len(t.under) > 0 {
 		from = append(from, threadcache.Name)
 	}
-	asOf, err = s.project(ctx, callerOf(ctx).TenantID, from[0], func(tx pgx.Tx) error {
+	read, err := s.readProjection(ctx, callerOf(ctx).TenantID, from[0], func(tx pgx.Tx) error {
 		var err error
 		if counts, err = edgeCounts(ctx, tx, t.ends, ids); err != nil {
 			return err
 		}
 		return childCounts(ctx, tx, t.under, ids, counts)
 	}, from[1:]...)
-	return counts, asOf, err
+	return counts, read.asOf, err
 }
 
 // edgeCounts returns the counts of each object, in the order of ids, by the names of the lists.

@@ -47,7 +47,7 @@ func (s *server) relationRoutes() {
 func (s *server) mutuals(ctx context.Context, in *mutualsInput) (*mutualsOutput, error) {
 	var rows []followercounts.Edge
 	var truncated bool
-	asOf, err := s.project(ctx, callerOf(ctx).TenantID, followercounts.Name, func(tx pgx.Tx) error {
+	read, err := s.readProjection(ctx, callerOf(ctx).TenantID, followercounts.Name, func(tx pgx.Tx) error {
 		var err error
 		rows, truncated, err = followercounts.Mutuals(ctx, tx, event.AggregateFollow, in.ID.ID, in.Other.ID, in.Limit)
 		return err
@@ -55,5 +55,5 @@ func (s *server) mutuals(ctx context.Context, in *mutualsInput) (*mutualsOutput,
 	if err != nil {
 		return nil, err
 	}
-	return &mutualsOutput{Body: MutualList{Items: edgesOf(rows), Truncated: truncated, AsOf: asOf}}, nil
+	return &mutualsOutput{Body: MutualList{Items: edgesOf(rows), Truncated: truncated, AsOf: read.asOf}}, nil
 }

@@ -466,10 +466,13 @@ func register[I, O any](s *server, r route, handle func(ctx context.Context, in 
 	for status, what := range r.extraStatuses {
 		op.Responses[fmt.Sprint(status)] = &huma.Response{Description: what}
 	}
-	op.Middlewares = huma.Middlewares{func(ctx huma.Context, next func(huma.Context)) { s.guard(ctx, r, next) }}
+	op.Middlewares = huma.Middlewares{s.guard(r)}
+	if r.method == http.MethodGet && !r.streams {
+		handle = shared(s, handle)
+	}
 	s.metrics.begin(r.path, r.method, r.status)
 	huma.Register(s.api, op, func(ctx context.Context, in *I) (*O, error) {
-		out, err := handleOnce(ctx, s, r, in, handle)
+		out, err := handle(ctx, in)
 		if err != nil {
 			return nil, s.toProblem(ctx, err)
 		}
@@ -530,34 +533,24 @@ func (s *server) transform(ctx huma.Context, _ string, v any) (any, error) {
 	return v, nil
 }
 
-// guard lets a request through to next, or answers with the reason why not.
-func (s *server) guard(hctx huma.Context, op route, next func(huma.Context)) {
-	r, w := humago.Unwrap(hctx)
-	if err := s.pass(hctx, op, w, r, next); err != nil {
-		p, _ := s.problems.of(s.toProblem(hctx.Context(), err))
-		s.refuse(w, r, p)
+// guard returns what runs before a route's handler: it lets a request through, or answers with the
+// reason why not.
+func (s *server) guard(op route) func(huma.Context, func(huma.Context)) {
+	return func(hctx huma.Context, next func(huma.Context)) {
+		r, w := humago.Unwrap(hctx)
+		if err := s.pass(hctx, op, w, r, next); err != nil {
+			p, _ := s.problems.of(s.toProblem(hctx.Context(), err))
+			s.refuse(w, r, p)
+		}
 	}
 }
 
-// pass authenticates the caller, counts the request, checks the role and reads the body, in this
-// order: a caller without access learns nothing else. A body may take long to arrive, so pass
-// verifies the token again after it. The request is outside the gate only while its body arrives
-// and while its answer is sent.
+// pass admits the caller, reads the body and passes the request to next. A body may take long to
+// arrive, so pass verifies the token again after it. The request is outside the gate only while its
+// body arrives and while its answer is sent.
 func (s *server) pass(hctx huma.Context, op route, w http.ResponseWriter, r *http.Request, next func(huma.Context)) error {
 	ctx, hasBody := hctx.Context(), hctx.Operation().RequestBody != nil
-	var c caller
-	token := func() (err error) { c.Principal, err = s.principal(ctx, w, r); return err }
-	role := func() error { return s.checkRole(c.Principal, op) }
-	err := inOrder(token,
-		func() error {
-			ex := exchangeOf(ctx)
-			ex.tenant, ex.token = c.TenantID, c.Name
-			return s.limitRequest(w.Header(), c.Principal, op)
-		},
-		role,
-		func() (err error) { c, err = s.caller(r, c.Principal); return err },
-		func() error { return s.checkIntegers(hctx) },
-		func() error { return s.checkMedia(w, r, hctx.Operation()) })
+	c, err := s.admit(hctx, op, w, r)
 	if err != nil {
 		return err
 	}
@@ -585,12 +578,14 @@ func (s *server) pass(hctx huma.Context, op route, w http.ResponseWriter, r *htt
 		rec.visit = v
 	}
 	if hasBody {
-		err = inOrder(token, role)
+		if c.Principal, err = s.principal(ctx, w, r); err != nil {
+			return err
+		}
+		if err := s.checkRole(c.Principal, op); err != nil {
+			return err
+		}
 	}
-	if err == nil {
-		err = s.checkNames(r.URL.Query(), hctx.Operation())
-	}
-	if err != nil {
+	if err := s.checkNames(r.URL.Query(), hctx.Operation()); err != nil {
 		return err
 	}
 	if bad := op.naming.checkIDs(hctx); bad != nil {
@@ -599,6 +594,31 @@ func (s *server) pass(hctx huma.Context, op route, w http.ResponseWriter, r *htt
 	c.answer, c.naming = w.Header(), op.naming
 	next(huma.WithValue(namedContext{hctx, op.naming}, callerKey, c))
 	return nil
+}
+
+// admit authenticates the caller, counts the request, and checks the role and then the headers, in
+// this order: a caller without access learns nothing else.
+func (s *server) admit(hctx huma.Context, op route, w http.ResponseWriter, r *http.Request) (c caller, err error) {
+	ctx := hctx.Context()
+	p, err := s.principal(ctx, w, r)
+	if err != nil {
+		return c, err
+	}
+	ex := exchangeOf(ctx)
+	ex.tenant, ex.token = p.TenantID, p.Name
+	if err := s.limitRequest(w.Header(), p, op); err != nil {
+		return c, err
+	}
+	if err := s.checkRole(p, op); err != nil {
+		return c, err
+	}
+	if c, err = s.caller(r, p); err != nil {
+		return c, err
+	}
+	if err := s.checkIntegers(hctx); err != nil {
+		return c, err
+	}
+	return c, s.checkMedia(w, r, hctx.Operation())
 }
 
 // checkNames refuses a query with parameters that the operation does not have.
@@ -616,16 +636,6 @@ func (s *server) checkNames(query url.Values, op *huma.Operation) error {
 		p.Errors = append(p.Errors, FieldError{Detail: "unknown query parameter", Parameter: name})
 	}
 	return p
-}
-
-// inOrder makes the checks until one fails.
-func inOrder(checks ...func() error) error {
-	for _, check := range checks {
-		if err := check(); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // overloaded counts a refusal, delays it, and returns its problem.

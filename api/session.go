@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -13,7 +12,6 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/jackc/pgx/v5"
 
-	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/work"
@@ -89,54 +87,55 @@ var (
 	errUndo   = errors.New("api: roll back the overlay")
 )
 
-// handleOnce is handle for reads with tokens: equal reads of a tenant at the same time, with the
-// same tokens, share one answer.
-func handleOnce[I, O any](ctx context.Context, s *server, r route, in *I, handle func(context.Context, *I) (*O, error)) (*O, error) {
-	c := callerOf(ctx)
-	if r.method != http.MethodGet || len(c.session) == 0 || r.streams {
-		return handle(ctx, in)
+// shared returns handle for reads: equal reads of a tenant at the same time, with the same tokens,
+// share one answer.
+func shared[I, O any](s *server, handle func(context.Context, *I) (*O, error)) func(context.Context, *I) (*O, error) {
+	return func(ctx context.Context, in *I) (*O, error) {
+		c := callerOf(ctx)
+		if len(c.session) == 0 {
+			return handle(ctx, in)
+		}
+		mine := false
+		out, err, _ := s.same.Do(fmt.Sprint(c.TenantID, c.Roles, exchangeOf(ctx).target, c.session), func() (any, error) {
+			mine = true
+			return handle(ctx, in)
+		})
+		if err != nil && !mine { // it may be about the other request, whose client has gone
+			return handle(ctx, in)
+		}
+		o, _ := out.(*O) // nil with an error
+		return o, err
 	}
-	mine := false
-	out, err, _ := s.same.Do(fmt.Sprint(c.TenantID, c.Roles, exchangeOf(ctx).target, c.session), func() (any, error) {
-		mine = true
-		return handle(ctx, in)
-	})
-	if err != nil && !mine { // it may be about the other request, whose client has gone
-		return handle(ctx, in)
-	}
-	o, _ := out.(*O) // nil with an error
-	return o, err
 }
 
 // readProjection runs fn, which reads the projections of a consumer and of those in also, in a
-// transaction of the tenant, on one snapshot. The progress is that of the consumer, but its AsOf is
-// that of the oldest. The snapshot includes the writes whose tokens the request has. readProjection
-// waits up to sessionWait until the projections have applied them, and then reads as if they had
-// (readAsIf). If a consumer holds the same rows, it tries again until sessionLimit. The reads of a
-// tenant that wait or overlay have a quarter of the connections. So a paused consumer slows down
-// only the tenants that send tokens.
+// transaction of the tenant, on one snapshot. The snapshot includes the writes whose tokens the
+// request has. readProjection waits up to sessionWait until the projections have applied them, and
+// then reads as if they had (readAsIf). If a consumer holds the same rows, it tries again until
+// sessionLimit. The reads of a tenant that wait or overlay have a quarter of the connections. So a
+// paused consumer slows down only the tenants that send tokens.
 func (s *server) readProjection(ctx context.Context, tenant int64, consumer string, fn func(tx pgx.Tx) error,
-	also ...string) (progress consumers.Progress, err error) {
+	also ...string) (at progress, err error) {
 	from := []source{{consumer, s.mustSee(ctx, consumer)}}
 	for _, name := range also {
 		from = append(from, source{name, s.mustSee(ctx, name)})
 	}
 	start := time.Now()
 	for wait := 5 * time.Millisecond; ; wait = min(2*wait, sessionWait) {
-		progress, err = s.readOnce(ctx, tenant, from, fn)
+		at, err = s.readOnce(ctx, tenant, from, fn)
 		if !errors.Is(err, errBehind) {
-			return progress, err
+			return at, err
 		}
 		took := time.Since(start)
 		if took >= sessionWait {
-			progress, err = s.readAsIf(ctx, tenant, from, fn)
+			at, err = s.readAsIf(ctx, tenant, from, fn)
 			if took >= sessionLimit || !postgres.IsLockTimeout(err) && !postgres.IsConcurrency(err) {
-				return progress, err
+				return at, err
 			}
 			wait = sessionWait // the consumer held these rows, and may have applied the writes now
 		}
 		if err := work.Sleep(ctx, wait); err != nil {
-			return progress, err
+			return at, err
 		}
 	}
 }
@@ -160,17 +159,17 @@ func consumersOf(from []source) []string {
 // readOnce is one try of readProjection. It returns errBehind if a projection has not reached its
 // refs.
 func (s *server) readOnce(ctx context.Context, tenant int64, from []source,
-	fn func(tx pgx.Tx) error) (progress consumers.Progress, err error) {
+	fn func(tx pgx.Tx) error) (at progress, err error) {
 	if slices.ContainsFunc(from, source.demands) {
 		leave, err := s.overlays.enter(ctx, tenant, quarter(s.projections))
 		if err != nil {
-			return progress, err
+			return at, err
 		}
 		defer leave()
 	}
 	err = postgres.InTenant(ctx, s.projections, tenant, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly},
 		func(tx pgx.Tx) (err error) {
-			if progress, err = s.readProgress(ctx, tx, tenant, consumersOf(from)...); err != nil {
+			if at, err = s.readProgress(ctx, tx, tenant, consumersOf(from)...); err != nil {
 				return err
 			}
 			for _, f := range from {
@@ -185,7 +184,7 @@ func (s *server) readOnce(ctx context.Context, tenant int64, from []source,
 			}
 			return fn(tx)
 		})
-	return progress, err
+	return at, err
 }
 
 // readAsIf is readProjection on the projections as they would be with the entities' states from the
@@ -193,19 +192,19 @@ func (s *server) readOnce(ctx context.Context, tenant int64, from []source,
 // back at the end. So one piece of code decides what a write changes
 // (docs/adr/0007-reading-ones-writes.md).
 func (s *server) readAsIf(ctx context.Context, tenant int64, from []source,
-	fn func(tx pgx.Tx) error) (progress consumers.Progress, err error) {
+	fn func(tx pgx.Tx) error) (at progress, err error) {
 	// One read at a time for each entity. Otherwise each waits for the entity's rows and holds a
 	// connection.
 	for _, key := range entities(tenant, from) {
 		leave, err := s.overlays.enter(ctx, key, 1)
 		if err != nil {
-			return progress, err
+			return at, err
 		}
 		defer leave()
 	}
 	leave, err := s.overlays.enter(ctx, tenant, quarter(s.projections))
 	if err != nil {
-		return progress, err
+		return at, err
 	}
 	defer leave()
 	states := make([][]event.Event, len(from))
@@ -214,7 +213,7 @@ func (s *server) readAsIf(ctx context.Context, tenant int64, from []source,
 			continue
 		}
 		if states[i], err = s.store.States(ctx, tenant, s.kinds, f.refs); err != nil {
-			return progress, err
+			return at, err
 		}
 		s.metrics.overlaid.WithLabelValues(f.consumer).Inc()
 	}
@@ -222,7 +221,7 @@ func (s *server) readAsIf(ctx context.Context, tenant int64, from []source,
 		if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout = '`+sessionLock+`'`); err != nil {
 			return err
 		}
-		if progress, err = s.readProgress(ctx, tx, tenant, consumersOf(from)...); err != nil {
+		if at, err = s.readProgress(ctx, tx, tenant, consumersOf(from)...); err != nil {
 			return err
 		}
 		for i, f := range from {
@@ -239,9 +238,9 @@ func (s *server) readAsIf(ctx context.Context, tenant int64, from []source,
 		return errUndo
 	})
 	if !errors.Is(err, errUndo) {
-		return progress, err
+		return at, err
 	}
-	return progress, nil
+	return at, nil
 }
 
 // entities returns the keys of the refs' entities, each once and in an order that is the same for

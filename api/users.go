@@ -31,14 +31,6 @@ type UserPath struct {
 	ID id `path:"user_id" doc:"The user."`
 }
 
-// project reads projections in one transaction of the tenant, on one snapshot, and returns the
-// as_of of the snapshot.
-func (s *server) project(ctx context.Context, tenant int64, consumer string, fn func(tx pgx.Tx) error,
-	also ...string) (event.Time, error) {
-	progress, err := s.readProjection(ctx, tenant, consumer, fn, also...)
-	return event.Time{Time: progress.AsOf}, err
-}
-
 // edgeCursor is the content of a cursor of followers and following.
 type edgeCursor struct {
 	At   event.Time `json:"t"`
@@ -70,7 +62,7 @@ func (e *edgeRoutes) readList(ctx context.Context, d direction, of event.ID, in 
 	}
 	start := time.Now()
 	var rows []followercounts.Edge
-	progress, err := e.readProjection(ctx, tenant, followercounts.Name, func(tx pgx.Tx) (err error) {
+	read, err := e.readProjection(ctx, tenant, followercounts.Name, func(tx pgx.Tx) (err error) {
 		if d.name == listReverse {
 			rows, err = followercounts.Incoming(ctx, tx, e.k, of, filter, after, in.Limit+1)
 		} else {
@@ -87,9 +79,9 @@ func (e *edgeRoutes) readList(ctx context.Context, d direction, of event.ID, in 
 	if err != nil {
 		return EdgeList{}, err
 	}
-	page := EdgeList{Items: edgesOf(rows), Next: next, AsOf: event.Time{Time: progress.AsOf}}
+	page := EdgeList{Items: edgesOf(rows), Next: next, AsOf: read.asOf}
 	if keep {
-		e.pages.put(key, in.Limit, page, progress.Offsets, start)
+		e.pages.put(key, in.Limit, page, read.offsets, start)
 	}
 	return page, nil
 }

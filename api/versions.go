@@ -47,11 +47,11 @@ func past[T any](ctx context.Context, s *server, l list, p Page,
 	}
 	err = postgres.InTenant(ctx, s.projections, l.tenant,
 		pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-			progress, err := s.readProgress(ctx, tx, l.tenant, history.Name)
+			at, err := s.readProgress(ctx, tx, l.tenant, history.Name)
 			if err != nil {
 				return err
 			}
-			asOf = event.Time{Time: progress.AsOf}
+			asOf = at.asOf
 			rows, err = read(tx, before)
 			return err
 		})

@@ -115,49 +115,13 @@ const skew = 10 * time.Minute
 //
 // The pool acts as the system role. A row that is archived during the call may come twice.
 func Find(ctx context.Context, pool *pgxpool.Pool, q FindQuery) ([]Found, error) {
-	args := pgx.NamedArgs{
-		"id": q.OutboxID, "event_id": q.EventID, "tenant": postgres.IfSet(q.TenantID), "aggregate_type": q.AggregateType,
-		"aggregate_id": q.AggregateID, "event_type": nil, "since": nil, "until": nil, "limit": q.Limit, "payload": q.Payload,
-	}
-	if q.EventType != "" {
-		args["event_type"] = q.EventType
-	}
-	if !q.Since.IsZero() {
-		args["since"] = q.Since
-	}
-	if !q.Until.IsZero() {
-		args["until"] = q.Until
-	}
-	statements, ids := []string{outboxRow + byID, archiveRow + byID, keptRow + byID, dlqRow + byID}, []int64{q.OutboxID}
-	order := func(a, b Found) int { return cmp.Compare(a.OutboxID, b.OutboxID) }
-	switch {
-	case q.OutboxID != 0:
-	case q.EventID != "":
-		if err := pool.QueryRow(ctx, idsOfEventSQL, pgx.StrictNamedArgs{"event_id": q.EventID}).Scan(&ids); err != nil {
-			return nil, fmt.Errorf("read the ids of event %s: %w", q.EventID, err)
-		}
-		statements = []string{outboxRow + byIDAndEvent, archiveRow + byIDAndEvent, keptRow + byIDAndEvent}
-	case q.AggregateType != "" && q.AggregateID != "" && q.TenantID != 0:
-		statements = []string{archiveRow + byAggregate, keptRow + byAggregate, dlqRow + dlqByAggregate}
-	case !q.Since.IsZero() && q.AggregateType == "" && q.AggregateID == "":
-		if q.Until.IsZero() {
-			args["until"] = time.Now().Add(time.Hour)
-		}
-		first, last, err := idsBetween(ctx, pool, q.Since.Add(-skew), args["until"].(time.Time).Add(skew))
-		if err != nil {
-			return nil, err
-		}
-		args["first"], args["last"] = first, last
-		statements = []string{outboxRow + byIDRange, archiveRow + byIDRange, keptRow + byTime, dlqRow + byTime}
-		order = func(a, b Found) int {
-			return cmp.Or(a.OccurredAt.Compare(b.OccurredAt), cmp.Compare(a.OutboxID, b.OutboxID))
-		}
-	default:
-		return nil, ErrFindQuery
+	args := q.args()
+	plan, err := q.plan(ctx, pool, args)
+	if err != nil {
+		return nil, err
 	}
 	var all []Found
 	if q.AggregateID != "" {
-		var err error
 		if all, err = inOutbox(ctx, pool, args, q.Limit); err != nil {
 			return nil, err
 		}
@@ -171,20 +135,78 @@ func Find(ctx context.Context, pool *pgxpool.Pool, q FindQuery) ([]Found, error)
 		all = append(all, found...)
 		return nil
 	}
-	if q.OutboxID == 0 && q.EventID != "" { // the DLQ has an index by event
-		if err := find(dlqRow + byEvent); err != nil {
+	if plan.once != "" {
+		if err := find(plan.once); err != nil {
 			return nil, err
 		}
 	}
-	for _, args["id"] = range ids {
-		for _, sql := range statements {
+	for _, args["id"] = range plan.ids {
+		for _, sql := range plan.statements {
 			if err := find(sql); err != nil {
 				return nil, err
 			}
 		}
 	}
-	slices.SortFunc(all, order)
+	slices.SortFunc(all, plan.order)
 	return all[:min(len(all), q.Limit)], nil
+}
+
+func (q FindQuery) args() pgx.NamedArgs {
+	args := pgx.NamedArgs{
+		"id": q.OutboxID, "event_id": q.EventID, "tenant": postgres.IfSet(q.TenantID), "aggregate_type": q.AggregateType,
+		"aggregate_id": q.AggregateID, "event_type": nil, "since": nil, "until": nil, "limit": q.Limit, "payload": q.Payload,
+	}
+	if q.EventType != "" {
+		args["event_type"] = q.EventType
+	}
+	if !q.Since.IsZero() {
+		args["since"] = q.Since
+	}
+	if !q.Until.IsZero() {
+		args["until"] = q.Until
+	}
+	return args
+}
+
+// findPlan has the statements of a query.
+type findPlan struct {
+	once       string   // or ""
+	statements []string // for each id
+	ids        []int64
+	order      func(a, b Found) int
+}
+
+// plan returns the plan of a query by time, id, event or aggregate. It completes the arguments.
+func (q FindQuery) plan(ctx context.Context, pool *pgxpool.Pool, args pgx.NamedArgs) (p findPlan, err error) {
+	p.statements, p.ids = []string{outboxRow + byID, archiveRow + byID, keptRow + byID, dlqRow + byID}, []int64{q.OutboxID}
+	p.order = func(a, b Found) int { return cmp.Compare(a.OutboxID, b.OutboxID) }
+	switch {
+	case q.OutboxID != 0:
+	case q.EventID != "":
+		if err := pool.QueryRow(ctx, idsOfEventSQL, pgx.StrictNamedArgs{"event_id": q.EventID}).Scan(&p.ids); err != nil {
+			return p, fmt.Errorf("read the ids of event %s: %w", q.EventID, err)
+		}
+		p.once = dlqRow + byEvent // the DLQ has an index by event
+		p.statements = []string{outboxRow + byIDAndEvent, archiveRow + byIDAndEvent, keptRow + byIDAndEvent}
+	case q.AggregateType != "" && q.AggregateID != "" && q.TenantID != 0:
+		p.statements = []string{archiveRow + byAggregate, keptRow + byAggregate, dlqRow + dlqByAggregate}
+	case !q.Since.IsZero() && q.AggregateType == "" && q.AggregateID == "":
+		if q.Until.IsZero() {
+			args["until"] = time.Now().Add(time.Hour)
+		}
+		first, last, err := idsBetween(ctx, pool, q.Since.Add(-skew), args["until"].(time.Time).Add(skew))
+		if err != nil {
+			return p, err
+		}
+		args["first"], args["last"] = first, last
+		p.statements = []string{outboxRow + byIDRange, archiveRow + byIDRange, keptRow + byTime, dlqRow + byTime}
+		p.order = func(a, b Found) int {
+			return cmp.Or(a.OccurredAt.Compare(b.OccurredAt), cmp.Compare(a.OutboxID, b.OutboxID))
+		}
+	default:
+		return p, ErrFindQuery
+	}
+	return p, nil
 }
 
 // inOutbox returns an aggregate's rows with the lowest ids in the outbox. It reads the open ranges,

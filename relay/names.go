@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -16,7 +17,8 @@ import (
 
 // names has the names that upstreams chose for their events. It is safe for concurrent use.
 type names struct {
-	pool *pgxpool.Pool
+	pool   *pgxpool.Pool
+	source string // of events whose upstream chose none
 
 	mu   sync.Mutex
 	seen map[string]naming // by aggregate type
@@ -63,6 +65,7 @@ func (n *names) of(ctx context.Context, rows []outbox.Row) (map[string]event.Nam
 		if _, declared := read[t]; !declared {
 			found.until = now.Add(undeclaredFor)
 		}
+		found.Source = cmp.Or(found.Source, n.source)
 		n.seen[t], all[t] = found, found.Naming
 	}
 	return all, nil

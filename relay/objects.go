@@ -116,7 +116,7 @@ func (o *objects) send(nc *nats.Conn, m *nats.Msg, p *published) error {
 			continue
 		}
 		m.Subject, m.Data = event.ObjectSubject(o.broker.LivePrefix, e.TenantID, e.AggregateType, e.Type, e.AggregateID), e.Payload
-		o.setHeaders(m.Header, e, p.naming)
+		e.SetHeaders(m.Header, p.naming[e.AggregateType])
 		m.Header[jetstream.SequenceHeader] = []string{strconv.FormatUint(p.at[i].Seq, 10)}
 		if err := nc.PublishMsg(m); errors.Is(err, nats.ErrConnectionClosed) {
 			return err

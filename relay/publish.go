@@ -1,7 +1,6 @@
 package relay
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -132,7 +131,7 @@ func (w *writer) send(ctx context.Context, tail uint64, rows []outbox.Row, namin
 	for i := range rows {
 		e := &rows[i].Event
 		m.Subject, m.Data = e.Subject(w.broker.Prefix, w.p.Number), e.Payload
-		w.setHeaders(m.Header, e, naming)
+		e.SetHeaders(m.Header, naming[e.AggregateType])
 		if last > 0 {
 			m.Header.Set(headerBatchSequence, strconv.Itoa(i+1))
 		}
@@ -150,13 +149,6 @@ func (w *writer) send(ctx context.Context, tail uint64, rows []outbox.Row, namin
 	}
 	w.at("before commit")
 	return w.request(ctx, m, len(rows))
-}
-
-// setHeaders sets the event's own headers in h. naming is of names.of.
-func (r *Relay) setHeaders(h nats.Header, e *event.Event, naming map[string]event.Naming) {
-	as := naming[e.AggregateType]
-	as.Source = cmp.Or(as.Source, r.broker.Source)
-	e.SetHeaders(h, as)
 }
 
 // expect makes the server refuse m, and the batch that it begins, unless the stream ends at tail.

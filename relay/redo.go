@@ -141,23 +141,29 @@ func (r *repairer) redo(ctx context.Context, p outbox.Partition, page []*broker.
 		if err := r.o.at("redone"); err != nil {
 			return err
 		}
-		f := &finding{p: p}
-		if f.stream, err = broker.ReadStream(ctx, r.js, r.cfg, p.Number); err != nil {
-			return err
-		}
+		var doomed []outbox.Published
 		rows = slices.DeleteFunc(rows, func(row outbox.Published) bool {
 			gone := known[row.Seq] == outbox.Unknown && slices.Contains(moved, row.EventID)
 			if gone {
-				f.doomed = append(f.doomed, row)
+				doomed = append(doomed, row)
 			}
 			return gone
 		})
-		if err := r.delete(ctx, f); err != nil {
+		if err := r.deleteDoomed(ctx, p, doomed); err != nil {
 			return err
 		}
 		r.redone[p.Number] += int64(len(lost))
 	}
 	return r.markPage(ctx, p, page[len(page)-1].Seq, rows)
+}
+
+// deleteDoomed deletes the messages of events that moved to another place.
+func (r *repairer) deleteDoomed(ctx context.Context, p outbox.Partition, doomed []outbox.Published) error {
+	stream, err := broker.ReadStream(ctx, r.js, r.cfg, p.Number)
+	if err != nil {
+		return err
+	}
+	return r.delete(ctx, &finding{p: p, stream: stream, doomed: doomed})
 }
 
 // withoutDoomed takes the ids from events whose messages an interrupted repair has recorded as

@@ -101,7 +101,7 @@ func New(cfg Config, pool *pgxpool.Pool, brokerCfg broker.Config, log *slog.Logg
 	}
 	r := &Relay{
 		cfg: cfg, pool: pool, broker: brokerCfg, owner: lease.Owner("relay"), log: log.With("component", "relay"), base: log,
-		metrics: newMetrics(reg), names: names{pool: pool},
+		metrics: newMetrics(reg), names: names{pool: pool, source: brokerCfg.Source},
 		state: errors.New("starting"), trouble: make(map[int]error), doubts: make(map[loss]*broker.Doubt), floorEvery: floorEvery,
 		sessions: rand.Int(), durablesEvery: durablesEvery,
 	}

@@ -90,34 +90,17 @@ func Repair(ctx context.Context, pool *pgxpool.Pool, cfg broker.Config, log *slo
 		defer free()
 		pool = exclusive
 	}
-	nc, err := broker.Connect(cfg, "repair", log)
+	nc, js, err := broker.Open(cfg, "repair", log)
 	if err != nil {
 		return report, err
 	}
 	defer nc.Close()
-	js, err := jetstream.New(nc)
-	if err != nil {
-		return report, err
-	}
 	if o.at == nil {
 		o.at = func(string) error { return nil }
 	}
 	r := &repairer{pool: pool, cfg: cfg, js: js, log: log, o: o, redone: make(map[int]int64)}
-	for try := 1; ; try++ {
-		if o.Redo != nil && !o.DryRun {
-			if err := r.redoAll(ctx); err != nil {
-				return report, err
-			}
-		}
-		if err := r.inspectAll(ctx); err != nil {
-			return report, err
-		}
-		if o.Redo == nil || o.DryRun || !r.redoMissedSome() {
-			break
-		}
-		if try == maxRedos {
-			return report, fmt.Errorf("%w, and %d attempts to write them again missed some: run it again", ErrUnknownMessages, try)
-		}
+	if err := r.redoAndInspect(ctx); err != nil {
+		return report, err
 	}
 	unknown := int64(0)
 	report.Healthy = len(r.strays) == 0
@@ -141,6 +124,24 @@ func Repair(ctx context.Context, pool *pgxpool.Pool, cfg broker.Config, log *slo
 		report.Partitions = append(report.Partitions, f.report)
 	}
 	return report, err
+}
+
+// redoAndInspect writes unknown events again, if it may, and inspects all partitions.
+func (r *repairer) redoAndInspect(ctx context.Context) error {
+	redo := r.o.Redo != nil && !r.o.DryRun
+	for try := 1; ; try++ {
+		if redo {
+			if err := r.redoAll(ctx); err != nil {
+				return err
+			}
+		}
+		if err := r.inspectAll(ctx); err != nil || !redo || !r.redoMissedSome() {
+			return err
+		}
+		if try == maxRedos {
+			return fmt.Errorf("%w, and %d attempts to write them again missed some: run it again", ErrUnknownMessages, try)
+		}
+	}
 }
 
 type repairer struct {

@@ -49,17 +49,13 @@ func (r *Relay) connect(ctx context.Context) (*session, error) {
 	r.sessions++
 	cfg.URL = urls[r.sessions%len(urls)]
 	var err error
-	s.nc, err = broker.Connect(cfg, r.owner, r.base,
+	s.nc, s.js, err = broker.Open(cfg, r.owner, r.base,
 		nats.RetryOnFailedConnect(false), nats.NoReconnect(),
 		// A blocked write holds the connection's lock and ignores contexts. Its default limit is a
 		// minute.
 		nats.FlusherTimeout(r.cfg.PublishTimeout),
 		nats.ClosedHandler(func(*nats.Conn) { s.lose(errors.New("relay: the connection to the broker ended")) }))
 	if err != nil {
-		return nil, err
-	}
-	if s.js, err = jetstream.New(s.nc); err != nil {
-		s.nc.Close()
 		return nil, err
 	}
 	ctx, cancel := r.forBroker(ctx)

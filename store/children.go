@@ -152,6 +152,7 @@ func (s childShape) sql(text string) string {
 // childKind is a kind with its lanes for single writes.
 type childKind struct {
 	childShape
+	store    *Store
 	create   *lanes[NewChild, ChildOutcome]
 	edit     *lanes[ChildEdit, ChildOutcome]
 	delete   *lanes[ChildDelete, ChildOutcome]
@@ -165,22 +166,15 @@ func (s *Store) children(k kinds.Child) *childKind {
 	if got, ok := s.childKinds.Load(shape); ok {
 		return got.(*childKind)
 	}
-	c := &childKind{childShape: shape}
-	c.create = childLanes(s, c, c.entity, s.create)
-	c.edit = childLanes(s, c, func(w ChildEdit) any { return w.ID }, s.edit)
-	c.delete = childLanes(s, c, func(w ChildDelete) any { return w.ID }, s.delete)
-	c.moderate = childLanes(s, c, func(w ChildModeration) any { return w.ID }, s.moderate)
-	c.settings = childLanes(s, c, func(w ThreadSettings) any { return w.Object }, s.set)
+	c := &childKind{childShape: shape, store: s}
+	c.create = newLanes(s.slots, c.entity, c.writeNew)
+	c.edit = newLanes(s.slots, func(w ChildEdit) any { return w.ID }, c.writeEdits)
+	c.delete = newLanes(s.slots, func(w ChildDelete) any { return w.ID }, c.writeDeletes)
+	c.moderate = newLanes(s.slots, func(w ChildModeration) any { return w.ID }, c.writeModerations)
+	c.settings = newLanes(s.slots, func(w ThreadSettings) any { return w.Object }, c.writeSettings)
 	c.create.shared, c.edit.shared, c.delete.shared, c.moderate.shared = true, true, true, true
 	got, _ := s.childKinds.LoadOrStore(shape, c)
 	return got.(*childKind)
-}
-
-func childLanes[W, O any](s *Store, c *childKind, key func(W) any,
-	write func(ctx context.Context, c *childKind, writes []W, at place) ([]O, error)) *lanes[W, O] {
-	return newLanes(s.slots, key, func(ctx context.Context, writes []W, at place) ([]O, error) {
-		return write(ctx, c, writes, at)
-	})
 }
 
 // childColumns are the columns of childRow, from a table with the alias c.

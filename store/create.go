@@ -176,27 +176,26 @@ type authorKey struct {
 	key    string
 }
 
-func (s *Store) create(ctx context.Context, k *childKind, children []NewChild, at place) ([]ChildOutcome, error) {
+func (k *childKind) writeNew(ctx context.Context, children []NewChild, at place) ([]ChildOutcome, error) {
 	todo := make([]creation, len(children))
+	for i := range todo {
+		todo[i].in = children[i]
+	}
 	type key struct {
 		authorKey
-		alone int // distinguishes items without a key
+		alone *creation // distinguishes items without a key
 	}
-	out, err := inTurns(ctx, s, turns[key, ChildOutcome]{n: len(children), at: at, end: inOrder,
-		check: func(i int, o *ChildOutcome) (key, any, bool) {
-			todo[i].in = children[i]
-			o.Err = todo[i].prepare(k)
-			of := key{authorKey: authorKey{children[i].tenant, children[i].AuthorID, children[i].Key}}
+	out, err := inTurns(ctx, k.store, at, todo, turns[creation, key, ChildOutcome]{write: k.createTurn, end: inOrder,
+		check: func(c *creation, o *ChildOutcome) (key, any, bool) {
+			o.Err = c.prepare(k)
+			of := key{authorKey: authorKey{c.in.tenant, c.in.AuthorID, c.in.Key}}
 			if of.key == "" {
-				of.alone = i
+				of.alone = c
 			}
 			if k.OnePerAuthor {
-				return of, children[i].place(), o.Err == nil
+				return of, c.in.place(), o.Err == nil
 			}
 			return of, nil, o.Err == nil
-		},
-		write: func(tx *unit, turn []int, out []ChildOutcome) error {
-			return s.createTurn(ctx, tx, k, todo, turn, out)
 		}})
 	if err != nil {
 		return nil, fmt.Errorf("create %d children of the kind %s of tenants %d: %w", len(children), k.Kind, at.tenants, err)
@@ -204,8 +203,7 @@ func (s *Store) create(ctx context.Context, k *childKind, children []NewChild, a
 	return out, nil
 }
 
-func (s *Store) createTurn(ctx context.Context, tx *unit, k *childKind, todo []creation, turn []int,
-	out []ChildOutcome) error {
+func (k *childKind) createTurn(ctx context.Context, tx *unit, todo []creation, turn []int, out []ChildOutcome) error {
 	// This read locks nothing: if a parent is deleted meanwhile, the reply counts as written before
 	// the deletion.
 	refused, err := k.surroundings(ctx, tx, todo, turn)
@@ -242,7 +240,7 @@ func (s *Store) createTurn(ctx context.Context, tx *unit, k *childKind, todo []c
 			release = append(release, i)
 		}
 	}
-	if err := s.insert(ctx, tx, k, todo, write, out); err != nil {
+	if err := k.insert(ctx, tx, todo, write, out); err != nil {
 		return err
 	}
 	for _, i := range write {
@@ -517,12 +515,12 @@ SELECT /* store.child_taken */ c.tenant_id, ` + childColumns + `
 // author's place may also have become free meanwhile.
 const maxInserts = 5
 
-func (s *Store) insert(ctx context.Context, tx pgx.Tx, k *childKind, todo []creation, write []int, out []ChildOutcome) error {
+func (k *childKind) insert(ctx context.Context, tx pgx.Tx, todo []creation, write []int, out []ChildOutcome) error {
 	for attempt := 1; len(write) > 0; attempt++ {
 		if attempt > maxInserts {
 			return fmt.Errorf("insert %d children: no free slug in %d attempts", len(write), maxInserts)
 		}
-		left, err := s.tryInsert(ctx, tx, k, todo, write, out)
+		left, err := k.tryInsert(ctx, tx, todo, write, out)
 		if err != nil {
 			return err
 		}
@@ -573,8 +571,7 @@ func (s childShape) taken(ctx context.Context, tx pgx.Tx, tenants []int64,
 }
 
 // tryInsert inserts children with new slugs, and returns the items that the statement left out.
-func (s *Store) tryInsert(ctx context.Context, tx pgx.Tx, k *childKind, todo []creation, write []int,
-	out []ChildOutcome) ([]int, error) {
+func (k *childKind) tryInsert(ctx context.Context, tx pgx.Tx, todo []creation, write []int, out []ChildOutcome) ([]int, error) {
 	n := len(write)
 	index := make(map[childKey]int, n)
 	for _, i := range write {
@@ -592,7 +589,7 @@ func (s *Store) tryInsert(ctx context.Context, tx pgx.Tx, k *childKind, todo []c
 		slugs, parents, parentPaths, parentAts := make([]string, n), make([]*string, n), make([]string, n), make([]*time.Time, n)
 		for m, i := range write {
 			c := &todo[i]
-			slugs[m] = s.slug()
+			slugs[m] = k.store.slug()
 			if c.in.ReplyTo != "" {
 				parents[m], parentPaths[m], parentAts[m] = &c.in.ReplyTo, c.parentPath+"/", c.parentAt
 			}

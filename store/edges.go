@@ -113,12 +113,8 @@ func (s *Store) edgesOf(name string) *edgeKind {
 	if !ok {
 		k = &edgeKind{name: name}
 		entity := func(w EdgeWrite) any { return w.key() }
-		k.put = newLanes(s.slots, entity, func(ctx context.Context, writes []EdgeWrite, at place) ([]EdgeOutcome, error) {
-			return s.writeEdges(ctx, true, k.putTurn, writes, at)
-		})
-		k.remove = newLanes(s.slots, entity, func(ctx context.Context, writes []EdgeWrite, at place) ([]EdgeOutcome, error) {
-			return s.writeEdges(ctx, false, k.removeTurn, writes, at)
-		})
+		k.put = newLanes(s.slots, entity, k.writer(s, true, k.putTurn))
+		k.remove = newLanes(s.slots, entity, k.writer(s, false, k.removeTurn))
 		k.put.shared, k.remove.shared = true, true
 		if s.edges.all == nil {
 			s.edges.all = make(map[string]*edgeKind)
@@ -215,23 +211,19 @@ func (s *Store) RemoveEdges(ctx context.Context, tenant int64, k kinds.Edge, wri
 	return s.edgesOf(k.Name).remove.do(ctx, tenant, ofKind(tenant, k, writes))
 }
 
-// writeEdges writes edges in one transaction. turn writes the items of a round, of which no two are
-// the same edge.
-func (s *Store) writeEdges(ctx context.Context, put bool,
-	turn func(ctx context.Context, tx *unit, writes []EdgeWrite, turn []int, out []EdgeOutcome) error,
-	writes []EdgeWrite, at place) ([]EdgeOutcome, error) {
-	out, err := inTurns(ctx, s, turns[edgeKey, EdgeOutcome]{n: len(writes), at: at,
-		check: func(i int, o *EdgeOutcome) (edgeKey, any, bool) {
-			o.Err = writes[i].check(put)
-			return writes[i].key(), nil, o.Err == nil
-		},
-		write: func(tx *unit, items []int, out []EdgeOutcome) error {
-			return turn(ctx, tx, writes, items, out)
-		}})
-	if err != nil {
-		return nil, fmt.Errorf("write %d edges of kind %s, tenants %d: %w", len(writes), writes[0].kind.Name, at.tenants, err)
+// writer returns the function that writes edges in one transaction, turn by turn.
+func (k *edgeKind) writer(s *Store, put bool, turn writeTurn[EdgeWrite, EdgeOutcome]) writeFunc[EdgeWrite, EdgeOutcome] {
+	all := turns[EdgeWrite, edgeKey, EdgeOutcome]{write: turn, check: func(w *EdgeWrite, o *EdgeOutcome) (edgeKey, any, bool) {
+		o.Err = w.check(put)
+		return w.key(), nil, o.Err == nil
+	}}
+	return func(ctx context.Context, writes []EdgeWrite, at place) ([]EdgeOutcome, error) {
+		out, err := inTurns(ctx, s, at, writes, all)
+		if err != nil {
+			return nil, fmt.Errorf("write %d edges of kind %s, tenants %d: %w", len(writes), k.name, at.tenants, err)
+		}
+		return out, nil
 	}
-	return out, nil
 }
 
 // putTurn writes a turn of puts. Without attributes and guards, one statement decides.

@@ -87,7 +87,7 @@ func (s *Store) EditChildren(ctx context.Context, tenant int64, k kinds.Child, e
 	return withReturns(ctx, s, tenant, c, todo, c.edit.do)
 }
 
-func (s *Store) edit(ctx context.Context, k *childKind, edits []ChildEdit, at place) ([]ChildOutcome, error) {
+func (k *childKind) writeEdits(ctx context.Context, edits []ChildEdit, at place) ([]ChildOutcome, error) {
 	changes := make([]change, len(edits))
 	for i, e := range edits {
 		c := change{meta: e.Meta, id: e.ID, ifVersion: e.IfVersion, merge: e.merge}
@@ -103,7 +103,7 @@ func (s *Store) edit(ctx context.Context, k *childKind, edits []ChildEdit, at pl
 		}
 		changes[i] = c
 	}
-	return s.change(ctx, k, changes, at, changeKind{
+	return k.change(ctx, changes, at, changeKind{
 		event: event.Edited, sql: childEditSQL,
 		allowed: func(c event.Child) bool {
 			return c.AuthorState == event.AuthorActive && c.ModerationState != event.ModerationHidden &&
@@ -137,12 +137,12 @@ func (s *Store) DeleteChildren(ctx context.Context, tenant int64, k kinds.Child,
 	return withReturns(ctx, s, tenant, c, todo, c.delete.do)
 }
 
-func (s *Store) delete(ctx context.Context, k *childKind, deletes []ChildDelete, at place) ([]ChildOutcome, error) {
+func (k *childKind) writeDeletes(ctx context.Context, deletes []ChildDelete, at place) ([]ChildOutcome, error) {
 	changes := make([]change, len(deletes))
 	for i, d := range deletes {
 		changes[i] = change{meta: d.Meta, id: d.ID, ifVersion: d.IfVersion}
 	}
-	return s.change(ctx, k, changes, at, changeKind{
+	return k.change(ctx, changes, at, changeKind{
 		event: event.Deleted, sql: childDeleteSQL,
 		allowed: func(c event.Child) bool { return c.AuthorState == event.AuthorActive },
 		has:     func(event.Child, change) bool { return false }, // allowed already refuses a deleted child
@@ -196,7 +196,7 @@ func (s *Store) ModerateChildren(ctx context.Context, tenant int64, k kinds.Chil
 	return withReturns(ctx, s, tenant, c, todo, c.moderate.do)
 }
 
-func (s *Store) moderate(ctx context.Context, k *childKind, moderations []ChildModeration, at place) ([]ChildOutcome, error) {
+func (k *childKind) writeModerations(ctx context.Context, moderations []ChildModeration, at place) ([]ChildOutcome, error) {
 	changes := make([]change, len(moderations))
 	for i, m := range moderations {
 		changes[i] = change{meta: m.Meta, id: m.ID, ifVersion: m.IfVersion, value: &m.State, reason: m.Reason}
@@ -212,7 +212,7 @@ func (s *Store) moderate(ctx context.Context, k *childKind, moderations []ChildM
 			changes[i].err = fmt.Errorf("%w: reason of %d bytes", ErrInvalid, len(m.Reason))
 		}
 	}
-	return s.change(ctx, k, changes, at, changeKind{
+	return k.change(ctx, changes, at, changeKind{
 		event: event.Moderated, sql: childModerateSQL,
 		allowed: func(c event.Child) bool { return c.AuthorState == event.AuthorActive },
 		has:     func(c event.Child, to change) bool { return c.ModerationState == *to.value },
@@ -265,14 +265,13 @@ type changeKind struct {
 }
 
 // change runs one guarded transition.
-func (s *Store) change(ctx context.Context, k *childKind, changes []change, at place,
-	kind changeKind) ([]ChildOutcome, error) {
-	out, err := inTurns(ctx, s, turns[childKey, ChildOutcome]{n: len(changes), at: at, end: inOrder,
-		check: func(i int, o *ChildOutcome) (childKey, any, bool) {
-			o.Err = changes[i].check()
-			return changes[i].key(), nil, o.Err == nil
+func (k *childKind) change(ctx context.Context, changes []change, at place, kind changeKind) ([]ChildOutcome, error) {
+	out, err := inTurns(ctx, k.store, at, changes, turns[change, childKey, ChildOutcome]{end: inOrder,
+		check: func(c *change, o *ChildOutcome) (childKey, any, bool) {
+			o.Err = c.check()
+			return c.key(), nil, o.Err == nil
 		},
-		write: func(tx *unit, turn []int, out []ChildOutcome) error {
+		write: func(ctx context.Context, tx *unit, changes []change, turn []int, out []ChildOutcome) error {
 			return k.changeTurn(ctx, tx, changes, turn, kind, out)
 		}})
 	if err != nil {
@@ -364,6 +363,11 @@ func (s childShape) changeTurn(ctx context.Context, tx *unit, changes []change, 
 	if len(changed) == n {
 		return nil
 	}
+	return s.explain(ctx, tx, changes, turn, kind, out)
+}
+
+// explain fills in the outcomes of the changes that the statement did not make.
+func (s childShape) explain(ctx context.Context, tx *unit, changes []change, turn []int, kind changeKind, out []ChildOutcome) error {
 	// The statement locked the existing rows, so these are the states that its guard saw. Shelved
 	// children are the exception, even those that returned just now.
 	current, err := s.states(ctx, tx, childGetSQL, changes, turn)

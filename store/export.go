@@ -188,13 +188,13 @@ func (s *Store) ExportChildren(ctx context.Context, tenant int64, k kinds.Child,
 		pgx.StrictNamedArgs{"object": after.ID, "place": place, "limit": limit}, func(r *childRow) (Exported, error) {
 			state := (&childState{tenant, *r}).state()
 			ev, err := ChildEvent(k, &state)
-			ev.Type = childEventType(state.Object)
+			ev.Type = ChildEventType(state.Object)
 			return Exported{ExportPlace{r.Object, shape.place(state.Object)}, ev}, err
 		})
 }
 
-// childEventType returns the type of an event that leads to this state.
-func childEventType(c event.Child) string {
+// ChildEventType returns the type of an event that leads to this state.
+func ChildEventType(c event.Child) string {
 	switch {
 	case c.AuthorState == event.AuthorErased:
 		return event.Erased
@@ -202,7 +202,7 @@ func childEventType(c event.Child) string {
 		return event.Deleted
 	case c.Version == 1:
 		return event.Created
-	case c.ModerationState != event.ModerationNone:
+	case c.Reason != "" || c.ModerationState != event.ModerationNone:
 		return event.Moderated
 	}
 	return event.Edited

@@ -426,7 +426,7 @@ func TestAnInsertLooksForAStubItself(t *testing.T) {
 	var shelved *shelvedError
 	out := make([]ChildOutcome, 1)
 	err := a.write(t.Context(), of(1), func(tx *unit) error {
-		return a.insert(t.Context(), tx, a.children(commentKind), todo, []int{0}, out)
+		return a.children(commentKind).insert(t.Context(), tx, todo, []int{0}, out)
 	})
 	if err != nil || !errors.As(out[0].Err, &shelved) {
 		t.Errorf("create: %+v, %v", out, err)

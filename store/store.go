@@ -154,32 +154,33 @@ func rounds[K comparable](n int, key func(i int) (k K, place any, ok bool)) [][]
 	return all
 }
 
-// turns describes a write of n items in one transaction, round by round: no two items of a round
+// turns describes how items are written in one transaction, round by round: no two items of a round
 // have one entity.
-type turns[K comparable, O any] struct {
-	n  int
-	at place
+type turns[W any, K comparable, O any] struct {
 	// check returns an item's entity and the place that it wants, if any. It returns false, and
 	// fills in the outcome, to leave the item out.
-	check func(i int, o *O) (of K, place any, ok bool)
-	write func(tx *unit, turn []int, out []O) error // fills in the outcomes of a round
-	end   func(turns [][]int, out []O) error        // nil, or it can roll back all rounds by an error
+	check func(item *W, o *O) (of K, place any, ok bool)
+	write writeTurn[W, O]
+	end   func(turns [][]int, out []O) error // nil, or it can roll back all rounds by an error
 }
 
-// inTurns does the write, and returns the outcome of each item.
-func inTurns[K comparable, O any](ctx context.Context, s *Store, w turns[K, O]) ([]O, error) {
-	out := make([]O, w.n)
-	all := rounds(w.n, func(i int) (K, any, bool) { return w.check(i, &out[i]) })
+// writeTurn writes the items of a round, and fills in their outcomes.
+type writeTurn[W, O any] func(ctx context.Context, tx *unit, items []W, turn []int, out []O) error
+
+// inTurns writes the items, and returns the outcome of each.
+func inTurns[W any, K comparable, O any](ctx context.Context, s *Store, at place, items []W, w turns[W, K, O]) ([]O, error) {
+	out := make([]O, len(items))
+	all := rounds(len(items), func(i int) (K, any, bool) { return w.check(&items[i], &out[i]) })
 	if len(all) == 0 {
 		return out, nil
 	}
-	err := s.write(ctx, w.at, func(tx *unit) error {
+	err := s.write(ctx, at, func(tx *unit) error {
 		for n, turn := range all {
 			tx.turn = n
 			for _, i := range turn {
 				out[i] = *new(O) // reset by a retry of the transaction
 			}
-			if err := w.write(tx, turn, out); err != nil {
+			if err := w.write(ctx, tx, items, turn, out); err != nil {
 				return err
 			}
 		}

@@ -76,7 +76,7 @@ func TestARowOfTheWrongTenantOfAGroupFailsIt(t *testing.T) {
 				}
 				todo[i].moderation = event.ModerationNone
 			}
-			_, err := s.tryInsert(t.Context(), tx, comments, todo, turn, make([]ChildOutcome, 2))
+			_, err := comments.tryInsert(t.Context(), tx, todo, turn, make([]ChildOutcome, 2))
 			return err
 		},
 	} {

@@ -79,18 +79,18 @@ func (s *Store) SetThreads(ctx context.Context, tenant int64, k kinds.Child, set
 	return s.children(k).settings.do(ctx, tenant, settings)
 }
 
-func (s *Store) set(ctx context.Context, k *childKind, settings []ThreadSettings, at place) ([]ThreadOutcome, error) {
+func (k *childKind) writeSettings(ctx context.Context, settings []ThreadSettings, at place) ([]ThreadOutcome, error) {
 	tenant := at.tenants[0] // the only one: settings are rare
-	out, err := inTurns(ctx, s, turns[event.ID, ThreadOutcome]{n: len(settings), at: at,
-		check: func(i int, o *ThreadOutcome) (event.ID, any, bool) {
-			o.Err = settings[i].check(k)
+	out, err := inTurns(ctx, k.store, at, settings, turns[ThreadSettings, event.ID, ThreadOutcome]{
+		check: func(w *ThreadSettings, o *ThreadOutcome) (event.ID, any, bool) {
+			o.Err = w.check(k)
 			if !k.Moderated {
 				o.Err = fmt.Errorf("%w: children of kind %s are not moderated", ErrInvalid, k.Kind)
 			}
-			return settings[i].Object, nil, o.Err == nil
+			return w.Object, nil, o.Err == nil
 		},
-		write: func(tx *unit, turn []int, out []ThreadOutcome) error {
-			return s.setTurn(ctx, tx, tenant, k, settings, turn, out)
+		write: func(ctx context.Context, tx *unit, settings []ThreadSettings, turn []int, out []ThreadOutcome) error {
+			return k.store.setTurn(ctx, tx, tenant, k, settings, turn, out)
 		}})
 	if err != nil {
 		return nil, fmt.Errorf("set %d threads of tenant %d: %w", len(settings), tenant, err)

@@ -35,32 +35,29 @@ func AsyncAPI(set *kinds.Set, declared []upstreams.Upstream, in Names) map[strin
 			"messages": []any{ref("channels", channel, "messages", "event")}}
 	}
 	for _, t := range Types(set, declared) {
-		name := t.Kind + "." + t.Event
+		name, only := t.Kind+"."+t.Event, map[string]any{"event": ref("components", "messages", t.Name)}
 		messages[t.Name] = map[string]any{"name": t.Name, "title": name, "summary": t.Summary, "contentType": "application/json",
 			"headers": headersOf(t, in.Source), "payload": ref("components", "schemas", t.Name),
 			"x-tidings-schema": "/v1/schemas/" + t.Name}
 		schemas[t.Name] = t.body()
 		if event.System(t.Kind) { // no live subject has it
 			channels[name] = map[string]any{"address": subject + "system.t0." + name, "title": name, "description": t.Summary,
-				"parameters": parameters("partition"),
-				"messages":   map[string]any{"event": ref("components", "messages", t.Name)}, "x-tidings-stream": stream,
-				"x-tidings-internal": true}
+				"parameters": parameters("partition"), "messages": only, "x-tidings-stream": stream, "x-tidings-internal": true}
 			send("send."+name, name, t.Summary)
 			continue
 		}
 		channels[name] = map[string]any{"address": subject + "t{tenant}." + name, "title": name,
 			"description": t.Summary + " Tidings publishes it exactly once, on the partition's JetStream stream.",
-			"parameters":  parameters("partition", "tenant"), "messages": map[string]any{"event": ref("components", "messages", t.Name)},
-			"x-tidings-stream": stream}
+			"parameters":  parameters("partition", "tenant"), "messages": only, "x-tidings-stream": stream}
 		channels["live."+name] = map[string]any{"address": in.Live + ".t{tenant}." + name, "title": name + ", live",
 			"description": t.Summary + " NATS delivers it to plain subscribers, at most once.",
-			"parameters":  parameters("tenant"), "messages": map[string]any{"event": ref("components", "messages", t.Name)}}
+			"parameters":  parameters("tenant"), "messages": only}
 		send("send."+name, name, t.Summary)
 		send("send.live."+name, "live."+name, t.Summary)
 		if in.Objects && t.Kind != event.AggregatePerson { // the aggregate of an erasure is no object
 			channels["object."+name] = map[string]any{"address": in.Live + ".t{tenant}." + name + ".{object}",
 				"title": name + ", of one object", "description": t.Summary + " A relay sends it to plain subscribers, at most once.",
-				"parameters": parameters("tenant", "object"), "messages": map[string]any{"event": ref("components", "messages", t.Name)}}
+				"parameters": parameters("tenant", "object"), "messages": only}
 			send("send.object."+name, "object."+name, t.Summary)
 		}
 	}

@@ -59,16 +59,7 @@ func Types(set *kinds.Set, declared []upstreams.Upstream) (all []Type) {
 			if name == event.Updated && len(k.Attributes) == 0 {
 				continue
 			}
-			properties, required := members[event.Edge](k.Ends, attributes(k.Attributes, k.Schema()))
-			status := event.StatusActive
-			if name == event.Removed {
-				status = event.StatusRemoved
-			}
-			narrow(properties, "status", status)
-			properties[k.Ends[0]], properties[k.Ends[1]] = id(k.FromIDs), id(k.ToIDs)
-			if k.ToChild {
-				properties[k.Ends[1]] = text(fmt.Sprintf("UUID of the %s in lower case with hyphens.", k.To), uuid)
-			}
+			properties, required := edgeMembers(k, name)
 			add(k.Name, k.To, name, edgeSummaries[name]+" The data is the whole state of the edge after the change.", properties, required)
 		}
 	}
@@ -77,22 +68,7 @@ func Types(set *kinds.Set, declared []upstreams.Upstream) (all []Type) {
 			if name == event.Moderated && !k.Moderated {
 				continue
 			}
-			properties, required := members[event.Child]([2]string{k.Names().ID, k.Names().Parent}, attributes(k.Attributes, k.Schema()))
-			properties[k.Names().Parent], properties["author_id"] = id(k.ParentIDs), id(k.AuthorIDs)
-			for _, member := range []string{"parent_id", "slug", "path"} {
-				if !k.Threaded {
-					delete(properties, member)
-				} else if member != "parent_id" {
-					required = append(required, member)
-				}
-			}
-			if name != event.Moderated {
-				delete(properties, "reason")
-			}
-			if state := map[string]string{event.Deleted: event.AuthorDeleted, event.Erased: event.AuthorErased}[name]; state != "" {
-				narrow(properties, "author_state", state)
-			}
-			slices.Sort(required)
+			properties, required := childMembers(k, name)
 			add(k.Name, k.Parent, name,
 				fmt.Sprintf(childSummaries[name]+" The data is the whole state of the %[1]s after the change.", k.Name),
 				properties, required)
@@ -114,6 +90,41 @@ func Types(set *kinds.Set, declared []upstreams.Upstream) (all []Type) {
 		properties, required)
 	slices.SortFunc(all, func(a, b Type) int { return strings.Compare(a.Name, b.Name) })
 	return all
+}
+
+// edgeMembers describes the members of an event of the kind.
+func edgeMembers(k kinds.Edge, name string) (properties map[string]any, required []string) {
+	properties, required = members[event.Edge](k.Ends, attributes(k.Attributes, k.Schema()))
+	status := event.StatusActive
+	if name == event.Removed {
+		status = event.StatusRemoved
+	}
+	narrow(properties, "status", status)
+	properties[k.Ends[0]], properties[k.Ends[1]] = id(k.FromIDs), id(k.ToIDs)
+	if k.ToChild {
+		properties[k.Ends[1]] = text(fmt.Sprintf("UUID of the %s in lower case with hyphens.", k.To), uuid)
+	}
+	return properties, required
+}
+
+func childMembers(k kinds.Child, name string) (properties map[string]any, required []string) {
+	properties, required = members[event.Child]([2]string{k.Names().ID, k.Names().Parent}, attributes(k.Attributes, k.Schema()))
+	properties[k.Names().Parent], properties["author_id"] = id(k.ParentIDs), id(k.AuthorIDs)
+	for _, member := range []string{"parent_id", "slug", "path"} {
+		if !k.Threaded {
+			delete(properties, member)
+		} else if member != "parent_id" {
+			required = append(required, member)
+		}
+	}
+	if name != event.Moderated {
+		delete(properties, "reason")
+	}
+	if state := map[string]string{event.Deleted: event.AuthorDeleted, event.Erased: event.AuthorErased}[name]; state != "" {
+		narrow(properties, "author_state", state)
+	}
+	slices.Sort(required)
+	return properties, required
 }
 
 func typesOf(u *upstreams.Upstream) (all []Type) {

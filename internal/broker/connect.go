@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 )
 
 // Connect returns a connection named name that retries forever in the background, even if no server
@@ -75,6 +76,20 @@ func Connect(cfg Config, name string, log *slog.Logger, opts ...nats.Option) (*n
 		return nil, fmt.Errorf("connect to NATS (%s): %w", cfg.hosts(), err)
 	}
 	return nc, nil
+}
+
+// Open is Connect with JetStream over the connection.
+func Open(cfg Config, name string, log *slog.Logger, opts ...nats.Option) (*nats.Conn, jetstream.JetStream, error) {
+	nc, err := Connect(cfg, name, log, opts...)
+	if err != nil {
+		return nil, nil, err
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		nc.Close()
+		return nil, nil, fmt.Errorf("use JetStream: %w", err)
+	}
+	return nc, js, nil
 }
 
 // hosts names the servers, without users and passwords.

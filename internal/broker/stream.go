@@ -51,11 +51,6 @@ type Partition struct {
 	After               []int // the partitions whose slots it took over: their events come before its own
 }
 
-// Overlaps reports whether the two partitions have a slot in common.
-func (p Partition) Overlaps(o Partition) bool {
-	return p.FirstSlot <= o.LastSlot && o.FirstSlot <= p.LastSlot
-}
-
 // Stream is a partition's stream as its leader describes it.
 type Stream struct {
 	Partition

@@ -99,15 +99,18 @@ func Start(ctx context.Context, cfg Config) (_ *Server, err error) {
 			return nil, err
 		}
 	}
+	return s, s.launchOnFreePort(ctx, cfg, bin, acct)
+}
 
+func (s *Server) launchOnFreePort(ctx context.Context, cfg Config, bin Binaries, acct *account) (err error) {
 	const attempts = 3 // another process may take the free port before the server binds it
 	for attempt := 1; ; attempt++ {
-		if s.port, err = choosePort(filepath.Join(dir, "port"), attempt > 1); err != nil {
-			return nil, err
+		if s.port, err = choosePort(filepath.Join(s.dir, "port"), attempt > 1); err != nil {
+			return err
 		}
 		err = s.launch(ctx, cfg, bin, acct)
 		if err == nil || attempt == attempts || !strings.Contains(err.Error(), "could not create any TCP/IP sockets") {
-			return s, err
+			return err
 		}
 	}
 }

@@ -158,36 +158,36 @@ const maxAttempts = 4
 // own context, because pgx discards a connection whose rollback fails. After an error of COMMIT the
 // outcome is unknown, unless the server reported the error.
 func InTx(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, fn func(tx pgx.Tx) error) error {
-	return retry(func() error {
-		return inTx(ctx, pool, opts, func(tx pgx.Tx) (string, error) { return "commit", fn(tx) })
-	})
-}
-
-func retry(once func() error) error {
 	for attempt := 1; ; attempt++ {
-		err := once()
-		if err == nil || attempt == maxAttempts || !IsConcurrency(err) && !errors.Is(err, errAborted) {
+		_, err := once(ctx, pool, opts, "commit", func(tx pgx.Tx) (Landed, error) { return nil, fn(tx) })
+		if !again(attempt, err) {
 			return err
 		}
 	}
 }
 
-// inTx runs fn once, and then the COMMIT that fn returns. After an error of COMMIT that leaves the
-// outcome unknown it returns a *lostCommit.
-func inTx(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, fn func(tx pgx.Tx) (end string, err error)) (err error) {
+// again reports whether a transaction that failed runs once more.
+func again(attempt int, err error) bool {
+	return attempt < maxAttempts && (IsConcurrency(err) || errors.Is(err, errAborted))
+}
+
+// once runs fn in one transaction, and then COMMIT, or the statement unwritten if fn returns no
+// Landed. After an error of COMMIT that leaves the outcome unknown it returns a *lostCommit.
+func once(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, unwritten string,
+	fn func(tx pgx.Tx) (Landed, error)) (landed Landed, err error) {
 	conn, err := pool.Acquire(ctx)
 	if err != nil {
-		return fmt.Errorf("begin: %w", err)
+		return nil, fmt.Errorf("begin: %w", err)
 	}
 	defer conn.Release()
 	if opts.AccessMode != pgx.ReadOnly {
 		if err := admitCommit(ctx, conn.Conn()); err != nil {
-			return fmt.Errorf("begin: %w", err)
+			return nil, fmt.Errorf("begin: %w", err)
 		}
 	}
 	tx, err := conn.BeginTx(ctx, opts)
 	if err != nil {
-		return fmt.Errorf("begin: %w", err)
+		return nil, fmt.Errorf("begin: %w", err)
 	}
 	done := false
 	defer func() {
@@ -200,24 +200,27 @@ func inTx(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, fn func(t
 			err = fmt.Errorf("%w (and rollback: %w)", err, rerr)
 		}
 	}()
-	end, err := fn(tx)
-	if err == nil {
+	if landed, err = fn(tx); err == nil {
 		err = ctx.Err()
 	}
 	if err != nil {
-		return err
+		return landed, err
+	}
+	end := "commit"
+	if landed == nil {
+		end = unwritten
 	}
 	err = commit(ctx, conn.Conn(), end)
 	switch {
 	case err == nil:
 		done = true
-		return nil
+		return landed, nil
 	case !provesRollback(err):
 		done = true // committed or not
-		return &lostCommit{err}
+		return landed, &lostCommit{err}
 	}
 	done = conn.Conn().PgConn().TxStatus() == 'I'
-	return fmt.Errorf("commit: %w", err)
+	return landed, fmt.Errorf("commit: %w", err)
 }
 
 // InTenant is InTx for one tenant: row-level security hides and protects the rows of other tenants.
@@ -264,19 +267,15 @@ func WriteInTenants(ctx context.Context, pool *pgxpool.Pool, tenants []int64, lo
 	if lockTimeout > 0 {
 		begin += "; set local lock_timeout = " + strconv.FormatInt(lockTimeout.Milliseconds(), 10)
 	}
-	return retry(func() error {
+	for attempt := 1; ; attempt++ {
 		lock := rand.Int64() // unique, as far as 63 bits allow: a session that gets this lock knows that the transaction has ended
 		opts := pgx.TxOptions{BeginQuery: begin + "; select pg_advisory_xact_lock(" + strconv.FormatInt(lock, 10) + "), " + durableCommit}
-		var landed Landed
-		err := inTx(ctx, pool, opts, func(tx pgx.Tx) (end string, err error) {
-			if landed, err = fn(tx); landed == nil {
-				return repeatedSQL, err
-			}
-			return "commit", err
-		})
+		landed, err := once(ctx, pool, opts, repeatedSQL, fn)
 		if lost, ok := errors.AsType[*lostCommit](err); ok && landed != nil {
-			return settle(ctx, pool, tenants, lock, landed, lost)
+			err = settle(ctx, pool, tenants, lock, landed, lost)
 		}
-		return err
-	})
+		if !again(attempt, err) {
+			return err
+		}
+	}
 }

@@ -274,20 +274,8 @@ func (t *Table[T]) retainSlice(ctx context.Context, pool *pgxpool.Pool, r Retent
 			return err
 		}
 		r.reached("changed")
-		sql, args := moveSQL, pgx.StrictNamedArgs{"table": t.def.Table}
-		switch {
-		case len(heads) == r.Slice:
-			last := heads[len(heads)-1]
-			args["step"], args["tenant"], args["key"] = step, last.TenantID, last.Key
-		case step == stepDelete:
-			args["step"], args["tenant"], args["key"] = stepPurge, int64(0), []string{}
-		default:
-			sql, end = restSQL, true
-		}
-		if _, err := tx.Exec(ctx, sql, args); err != nil {
-			return fmt.Errorf("move the cursor of %s: %w", t.def.Table, err)
-		}
-		return nil
+		end, err = t.moveCursor(ctx, tx, step, heads, r.Slice)
+		return err
 	})
 	if err != nil {
 		return false, err
@@ -296,6 +284,24 @@ func (t *Table[T]) retainSlice(ctx context.Context, pool *pgxpool.Pool, r Retent
 		r.Done(expired, purged, versions)
 	}
 	r.reached("committed")
+	return end, nil
+}
+
+// moveCursor stores where the next slice begins, and reports whether there is none.
+func (t *Table[T]) moveCursor(ctx context.Context, tx pgx.Tx, step string, heads []Head[T], slice int) (end bool, err error) {
+	sql, args := moveSQL, pgx.StrictNamedArgs{"table": t.def.Table}
+	switch {
+	case len(heads) == slice:
+		last := heads[len(heads)-1]
+		args["step"], args["tenant"], args["key"] = step, last.TenantID, last.Key
+	case step == stepDelete:
+		args["step"], args["tenant"], args["key"] = stepPurge, int64(0), []string{}
+	default:
+		sql, end = restSQL, true
+	}
+	if _, err := tx.Exec(ctx, sql, args); err != nil {
+		return false, fmt.Errorf("move the cursor of %s: %w", t.def.Table, err)
+	}
 	return end, nil
 }
 

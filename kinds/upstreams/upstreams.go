@@ -143,7 +143,6 @@ func (f Fault) Error() string { return strings.Join(f.Path, ".") + ": " + f.Text
 // Changes returns what a new version of the upstream changes, one line each, and the changes that
 // would give stored events another meaning.
 func Changes(was, is *Upstream) (all, refused []string) {
-	add := func(list *[]string, format string, args ...any) { *list = append(*list, fmt.Sprintf(format, args...)) }
 	switch {
 	case is.Removed && !was.Removed:
 		return []string{"upstream " + is.Name + ": removed"}, nil
@@ -175,26 +174,10 @@ func Changes(was, is *Upstream) (all, refused []string) {
 		}
 	}
 	for _, of := range slices.Sorted(maps.Keys(is.Events)) {
-		before, ok := was.Events[of]
-		if !ok {
+		if before, ok := was.Events[of]; ok {
+			changesOf(of, before, is.Events[of], &all, &refused)
+		} else {
 			add(&all, "events.%s: added", of)
-			continue
-		}
-		if before.Summary != is.Events[of].Summary {
-			add(&all, "events.%s.summary: changed", of)
-		}
-		for _, v := range slices.Sorted(maps.Keys(before.Versions)) {
-			switch now, ok := is.Events[of].Versions[v]; {
-			case !ok:
-				add(&refused, "events.%s.versions.%s: stays: stored events have it", of, v)
-			case !equalJSON(before.Versions[v], now):
-				add(&refused, "events.%s.versions.%s: its schema stays: stored events have it. Add a version instead", of, v)
-			}
-		}
-		for _, v := range slices.Sorted(maps.Keys(is.Events[of].Versions)) {
-			if _, ok := before.Versions[v]; !ok {
-				add(&all, "events.%s.versions.%s: added", of, v)
-			}
 		}
 	}
 	for _, l := range is.Logins {
@@ -208,6 +191,30 @@ func Changes(was, is *Upstream) (all, refused []string) {
 		}
 	}
 	return all, refused
+}
+
+// changesOf adds the changes of one event type.
+func changesOf(of string, before, now Event, all, refused *[]string) {
+	if before.Summary != now.Summary {
+		add(all, "events.%s.summary: changed", of)
+	}
+	for _, v := range slices.Sorted(maps.Keys(before.Versions)) {
+		switch schema, ok := now.Versions[v]; {
+		case !ok:
+			add(refused, "events.%s.versions.%s: stays: stored events have it", of, v)
+		case !equalJSON(before.Versions[v], schema):
+			add(refused, "events.%s.versions.%s: its schema stays: stored events have it. Add a version instead", of, v)
+		}
+	}
+	for _, v := range slices.Sorted(maps.Keys(now.Versions)) {
+		if _, ok := before.Versions[v]; !ok {
+			add(all, "events.%s.versions.%s: added", of, v)
+		}
+	}
+}
+
+func add(list *[]string, format string, args ...any) {
+	*list = append(*list, fmt.Sprintf(format, args...))
 }
 
 func tenants(u *Upstream) string {

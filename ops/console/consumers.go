@@ -98,8 +98,8 @@ func (c *Console) consumersData(ctx context.Context, _ *view) (any, error) {
 		}
 	}
 	for _, k := range now.State.Consumers {
-		row := consumerRow{Consumer: k, Level: now.consumerBox(k).Level, Says: "runs", Remedy: now.State.Remedy(k),
-			Unpublished: unpublished(k), Replay: c.underway(actReplay, k.Consumer)}
+		row := consumerRow{Consumer: k, Remedy: now.State.Remedy(k), Unpublished: unpublished(k), Replay: c.underway(actReplay, k.Consumer)}
+		row.describe(now)
 		if a, is := verified[k.Consumer]; is {
 			row.Verified = &a
 		}
@@ -108,31 +108,37 @@ func (c *Console) consumersData(ctx context.Context, _ *view) (any, error) {
 				row.Drift = &one
 			}
 		}
-		for _, l := range now.State.Leases {
-			if l.Kind == k.Consumer {
-				row.Holders = append(row.Holders, l.Owner+": "+words.Ranges(l.Partitions))
-			}
-		}
-		switch {
-		case k.Paused != nil:
-			row.Says = "paused"
-		case len(k.Lost) > 0:
-			row.Says = "lost events"
-		case len(row.Holders) == 0:
-			row.Level, row.Says = "bad", "nobody runs it"
-		case slices.ContainsFunc(now.State.Unheld, func(u status.Unheld) bool { return u.Kind == k.Consumer }):
-			row.Says = "runs for some partitions"
-		case k.Unknown != "":
-			row.Says = "lag unknown"
-		case k.Seconds > doctor.LateSeconds:
-			row.Says = "late"
-		}
 		row.Trend = c.day.Trend(k.Consumer)
 		line := c.day.Largest(samples.Behind+k.Consumer, hour)
 		row.Line, row.Most = spark(line, plot{0, 2, lineWidth, lineHeight - 4}), int64(largest(line))
 		p.Rows = append(p.Rows, row)
 	}
 	return p, nil
+}
+
+// describe says who runs the consumer, and how it does.
+func (row *consumerRow) describe(now *observed) {
+	k := row.Consumer
+	row.Level, row.Says = now.consumerBox(k).Level, "runs"
+	for _, l := range now.State.Leases {
+		if l.Kind == k.Consumer {
+			row.Holders = append(row.Holders, l.Owner+": "+words.Ranges(l.Partitions))
+		}
+	}
+	switch {
+	case k.Paused != nil:
+		row.Says = "paused"
+	case len(k.Lost) > 0:
+		row.Says = "lost events"
+	case len(row.Holders) == 0:
+		row.Level, row.Says = "bad", "nobody runs it"
+	case slices.ContainsFunc(now.State.Unheld, func(u status.Unheld) bool { return u.Kind == k.Consumer }):
+		row.Says = "runs for some partitions"
+	case k.Unknown != "":
+		row.Says = "lag unknown"
+	case k.Seconds > doctor.LateSeconds:
+		row.Says = "late"
+	}
 }
 
 // underway returns the progress of this process with an act on a target, or nil if it does no such

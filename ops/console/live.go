@@ -195,6 +195,32 @@ func (h *hub) read(ctx context.Context, f *feed) (html []byte, trouble string) {
 
 var errTooManyLive = &problem{http.StatusServiceUnavailable, "Too many live pages", "Reload the page to see its current state."}
 
+// sse writes server-sent events. Its methods report whether the reader can take more.
+type sse struct {
+	w   http.ResponseWriter
+	ctl *http.ResponseController
+}
+
+func (s sse) send(text string) bool {
+	if err := s.ctl.SetWriteDeadline(time.Now().Add(streamWrite)); err != nil && !errors.Is(err, http.ErrNotSupported) {
+		return false
+	}
+	_, err := s.w.Write([]byte(text))
+	return err == nil && s.ctl.Flush() == nil
+}
+
+func (s sse) message(event, data string) bool {
+	lines := strings.ReplaceAll(strings.ReplaceAll(data, "\r", ""), "\n", "\ndata: ")
+	return s.send("event: " + event + "\ndata: " + lines + "\n\n")
+}
+
+func (c *Console) checkSession(r *http.Request) error {
+	ctx, cancel := context.WithTimeout(r.Context(), checkWait)
+	defer cancel()
+	_, _, err := c.session(r.WithContext(ctx))
+	return err
+}
+
 // stream sends a live page as server-sent events: its content when that changes, "fresh" with the
 // age in milliseconds of each reading, and "trouble" if there is no newer one. It sends no content
 // while it cannot check the session. It ends when the reader leaves, the session ends or the
@@ -216,22 +242,11 @@ func (c *Console) stream(v *view, p *page) error {
 		return errTooManyLive
 	}
 	defer stop()
-	ctl := http.NewResponseController(v.w)
+	out := sse{v.w, http.NewResponseController(v.w)}
 	v.w.Header().Set("Content-Type", "text/event-stream")
 	v.w.Header().Set("X-Accel-Buffering", "no") // proxies must not buffer the stream
-	send := func(text string) bool {
-		if err := ctl.SetWriteDeadline(time.Now().Add(streamWrite)); err != nil && !errors.Is(err, http.ErrNotSupported) {
-			return false
-		}
-		_, err := v.w.Write([]byte(text))
-		return err == nil && ctl.Flush() == nil
-	}
-	if !send(": looking\n\n") {
+	if !out.send(": looking\n\n") {
 		return nil
-	}
-	message := func(event, data string) bool {
-		lines := strings.ReplaceAll(strings.ReplaceAll(data, "\r", ""), "\n", "\ndata: ")
-		return send("event: " + event + "\ndata: " + lines + "\n\n")
 	}
 	var sent []byte
 	unchecked := false
@@ -246,21 +261,19 @@ func (c *Console) stream(v *view, p *page) error {
 			switch {
 			case unchecked:
 			case now.trouble != "":
-				good = message("trouble", now.trouble)
+				good = out.message("trouble", now.trouble)
 			default:
 				if !bytes.Equal(now.html, sent) {
-					sent, good = now.html, message("message", string(now.html))
+					sent, good = now.html, out.message("message", string(now.html))
 				}
-				good = good && message("fresh", fmt.Sprint(time.Since(now.at).Milliseconds()))
+				good = good && out.message("fresh", fmt.Sprint(time.Since(now.at).Milliseconds()))
 			}
 		case <-beat.C:
-			good = send(":\n\n")
+			good = out.send(":\n\n")
 		case <-check.C:
-			ctx, cancel := context.WithTimeout(v.r.Context(), checkWait)
-			_, _, err := c.session(v.r.WithContext(ctx))
-			cancel()
+			err := c.checkSession(v.r)
 			if unchecked = err != nil; unchecked {
-				good = !errors.Is(err, tokens.ErrUnauthenticated) && message("trouble", postgresSilent)
+				good = !errors.Is(err, tokens.ErrUnauthenticated) && out.message("trouble", postgresSilent)
 			}
 		case <-v.r.Context().Done():
 			good = false

@@ -30,7 +30,7 @@ func (p *Projection) Ahead(ctx context.Context, truth, projection *pgxpool.Pool)
 				func(h *headRow, c event.Child, by string) (event.Event, bool, error) {
 					c.Actor = by
 					e, err := store.ChildEvent(k, &store.State[event.Child]{TenantID: h.TenantID, Object: c})
-					e.Type = childEvent(c)
+					e.Type = store.ChildEventType(c)
 					return e, c.Version > h.Version, err
 				}, yield) {
 				return
@@ -48,21 +48,6 @@ func (p *Projection) Ahead(ctx context.Context, truth, projection *pgxpool.Pool)
 			}
 		}
 	}
-}
-
-// childEvent returns the type of the event for a version of a child.
-func childEvent(c event.Child) string {
-	switch {
-	case c.AuthorState == event.AuthorErased:
-		return event.Erased
-	case c.AuthorState == event.AuthorDeleted:
-		return event.Deleted
-	case c.Version == 1:
-		return event.Created
-	case c.Reason != "" || c.ModerationState != event.ModerationNone:
-		return event.Moderated
-	}
-	return event.Edited
 }
 
 // ahead yields the newer versions of a kind, and reports whether to continue. toEvent reports

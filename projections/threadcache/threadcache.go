@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -222,17 +223,8 @@ WITH incoming AS MATERIALIZED (
 SELECT i.ord::int, b.ord IS NULL, coalesce(b.visible, false), b.attributes
   FROM written JOIN incoming i USING (tenant_id, kind, child_id) LEFT JOIN before b USING (ord)`
 
-// writeChildren writes the children. It returns those that are new or whose visibility changed, in
-// key order, and the changes of the aggregates.
-func writeChildren(ctx context.Context, tx pgx.Tx, set *kinds.Set,
-	last map[childKey]event.Child) ([]change, map[aggregate]Aggregate, error) {
-	keys := make([]childKey, 0, len(last))
-	for k := range last {
-		keys = append(keys, k)
-	}
-	slices.SortFunc(keys, func(a, b childKey) int {
-		return cmp.Or(cmp.Compare(a.tenant, b.tenant), cmp.Compare(a.kind, b.kind), cmp.Compare(a.id, b.id))
-	})
+// childArgs returns the arguments of childrenSQL.
+func childArgs(keys []childKey, last map[childKey]event.Child) pgx.StrictNamedArgs {
 	n := len(keys)
 	var (
 		tenants, objects, authors, versions = make([]int64, n), make([]event.ID, n), make([]event.ID, n), make([]int64, n)
@@ -251,12 +243,23 @@ func writeChildren(ctx context.Context, tx pgx.Tx, set *kinds.Set,
 		authorStates[i], moderationStates[i] = c.AuthorState, c.ModerationState
 		createdAts[i], updatedAts[i], visibles[i] = c.CreatedAt.Time, c.UpdatedAt.Time, c.Visible()
 	}
-	rows, _ := tx.Query(ctx, childrenSQL, pgx.StrictNamedArgs{
+	return pgx.StrictNamedArgs{
 		"tenants": tenants, "kinds": names, "ids": ids, "objects": objects, "parents": parents, "slugs": slugs, "paths": paths,
 		"authors": authors, "bodies": bodies, "attributes": attributes,
 		"author_states": authorStates, "moderation_states": moderationStates, "versions": versions,
 		"created_ats": createdAts, "updated_ats": updatedAts, "visibles": visibles,
+	}
+}
+
+// writeChildren writes the children. It returns those that are new or whose visibility changed, in
+// key order, and the changes of the aggregates.
+func writeChildren(ctx context.Context, tx pgx.Tx, set *kinds.Set,
+	last map[childKey]event.Child) ([]change, map[aggregate]Aggregate, error) {
+	keys := slices.AppendSeq(make([]childKey, 0, len(last)), maps.Keys(last))
+	slices.SortFunc(keys, func(a, b childKey) int {
+		return cmp.Or(cmp.Compare(a.tenant, b.tenant), cmp.Compare(a.kind, b.kind), cmp.Compare(a.id, b.id))
 	})
+	rows, _ := tx.Query(ctx, childrenSQL, childArgs(keys, last))
 	var changes []change
 	sums := make(map[aggregate]Aggregate)
 	var aggregated []string // of the kind
@@ -265,29 +268,30 @@ func writeChildren(ctx context.Context, tx pgx.Tx, set *kinds.Set,
 	var fresh, before bool
 	var was json.RawMessage
 	if _, err := pgx.ForEachRow(rows, []any{&ord, &fresh, &before, &was}, func() error {
-		i := ord - 1
-		o := object{tenants[i], names[i], objects[i]}
+		k := keys[ord-1]
+		child := last[k]
+		o, visible := object{k.tenant, k.kind, child.Parent}, child.Visible()
 		if o.kind != kind {
 			kind, aggregated = o.kind, set.Children[o.kind].Aggregates()
 		}
 		if len(aggregated) > 0 {
 			move(sums, o, aggregated, was, before, -1)
-			move(sums, o, aggregated, last[keys[i]].Attributes, visibles[i], 1)
+			move(sums, o, aggregated, child.Attributes, visible, 1)
 		}
-		if !fresh && visibles[i] == before {
+		if !fresh && visible == before {
 			return nil
 		}
-		c := change{place: place{o, last[keys[i]].Path}, createdAt: createdAts[i], id: ids[i], fresh: fresh}
+		c := change{place: place{o, child.Path}, createdAt: child.CreatedAt.Time, id: child.ID, fresh: fresh}
 		switch {
-		case visibles[i] && !before:
+		case visible && !before:
 			c.delta = 1
-		case !visibles[i] && before:
+		case !visible && before:
 			c.delta = -1
 		}
 		changes = append(changes, c)
 		return nil
 	}); err != nil {
-		return nil, nil, fmt.Errorf("write %d children: %w", n, err)
+		return nil, nil, fmt.Errorf("write %d children: %w", len(keys), err)
 	}
 	return changes, sums, nil
 }

@@ -104,6 +104,12 @@ func Project(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string
 		return err
 	}
 	settings.SetReady(s.Health, consumer.Ready)
+	return p.run(ctx, s, nc, consumer, f)
+}
+
+// run runs the consumer and fills its gaps, until ctx or the connection ends, or the function is
+// stuck.
+func (p *projection) run(ctx context.Context, s *settings.Settings, nc *nats.Conn, consumer *consumers.Consumer, f *filler) (err error) {
 	provider := otel.GetTracerProvider() // the program's; without one there are no spans
 	run, stop := context.WithCancel(tracing.With(ctx, tracing.New(provider, provider, false, tracing.MaxLinks)))
 	defer stop()

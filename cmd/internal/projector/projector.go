@@ -7,7 +7,6 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
@@ -93,15 +92,11 @@ func run[P projections.Projection](ctx context.Context, h daemon.Host, cfg Confi
 	}
 	defer pool.Close()
 	current = catalog.New(pool, catalog.Projections, log)
-	nc, err := broker.Connect(cfg.Broker, name, log)
+	nc, js, err := broker.Open(cfg.Broker, name, log)
 	if err != nil {
 		return err
 	}
 	defer nc.Close()
-	js, err := jetstream.New(nc)
-	if err != nil {
-		return err
-	}
 	readers, err := cfg.consumers(projection, consumers.Deps{Pool: pool, Kinds: current, JetStream: js, Registry: h.Metrics, Log: log})
 	if err != nil {
 		return err
@@ -139,15 +134,19 @@ func run[P projections.Projection](ctx context.Context, h daemon.Host, cfg Confi
 		if err := migrations.Await(ctx, pool, migrations.Projections, log); err != nil {
 			return err
 		}
-		// The catalog begins with the built-in kinds. The consumer reloads it when it meets an
-		// unknown kind.
-		g.Go(func() error { return current.Run(ctx) })
-		for _, r := range readers {
-			g.Go(func() error { return r.Run(ctx) })
-		}
+		start(ctx, g, current, readers)
 		return nil
 	})
 	return g.Wait()
+}
+
+// start runs the catalog and the consumers in g. The catalog begins with the built-in kinds. A
+// consumer reloads it when it meets an unknown kind.
+func start(ctx context.Context, g *errgroup.Group, current *catalog.Catalog, readers map[string]*consumers.Consumer) {
+	g.Go(func() error { return current.Run(ctx) })
+	for _, r := range readers {
+		g.Go(func() error { return r.Run(ctx) })
+	}
 }
 
 // consumers returns a consumer for each cell, by the name of its check in /readyz.

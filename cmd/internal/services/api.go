@@ -97,18 +97,15 @@ func (cfg apiConfig) serve(ctx context.Context, h daemon.Host, l net.Listener) e
 	h.Metrics.MustRegister(certificates(cfg, truth, projections), broker.NewCredentials(cfg.Broker.Credentials))
 	var listening atomic.Bool
 	g, ctx := errgroup.WithContext(ctx)
-	h.Ready(map[string]func(context.Context) error{
-		"truth": truth.Ping, "truth schema": migrations.Ready(truth, migrations.Truth),
-		"projections": projections.Ping, "projections schema": migrations.Ready(projections, migrations.Projections),
-		"load": a.handler.Ready,
-		"port": func(context.Context) error {
-			if !listening.Load() {
-				return errors.New("waiting for the databases' schemas")
-			}
-			return nil
-		},
-		"stopping": func(context.Context) error { return ctx.Err() },
-	})
+	checks := databaseChecks(truth, projections)
+	checks["load"], checks["stopping"] = a.handler.Ready, func(context.Context) error { return ctx.Err() }
+	checks["port"] = func(context.Context) error {
+		if !listening.Load() {
+			return errors.New("waiting for the databases' schemas")
+		}
+		return nil
+	}
+	h.Ready(checks)
 	drained, end := context.WithCancel(context.WithoutCancel(ctx)) // the requests in flight still need the waker
 	g.Go(func() error { return a.waker.Run(drained) })
 	g.Go(func() error { return broker.Watch(ctx, nc) })
@@ -125,26 +122,43 @@ func (cfg apiConfig) serve(ctx context.Context, h daemon.Host, l net.Listener) e
 		g.Go(func() error { return a.sampler(truth).Run(serving) })
 		g.Go(func() error { return see.Run(serving) })
 		log := log.With("component", apiName)
-		served := http.Handler(a.handler)
-		switch {
-		case l != nil:
-			if see != nil {
-				served = see.Front(served)
-			}
-		default:
-			if l, err = daemon.Listen(cfg.API.Addr, cfg.API.TLSCert, cfg.API.TLSKey, log); err != nil {
-				return err
-			}
-			if see != nil {
-				if err := serveConsole(serving, g, cfg, see, log); err != nil {
-					return errors.Join(err, l.Close())
-				}
-			}
+		l, served, err := cfg.open(serving, g, l, a.handler, see, log)
+		if err != nil {
+			return err
 		}
 		listening.Store(true)
 		return daemon.Serve(serving, l, served, cfg.API.AddressConnections, log)
 	})
 	return g.Wait()
+}
+
+func databaseChecks(truth, projections *pgxpool.Pool) map[string]func(context.Context) error {
+	return map[string]func(context.Context) error{
+		"truth": truth.Ping, "truth schema": migrations.Ready(truth, migrations.Truth),
+		"projections": projections.Ping, "projections schema": migrations.Ready(projections, migrations.Projections),
+	}
+}
+
+// open returns l with a handler that serves the API and the console on it. Without l, it opens the
+// API's port, and the console's, which it serves in g.
+func (cfg apiConfig) open(ctx context.Context, g *errgroup.Group, l net.Listener, api http.Handler, see *console.Console,
+	log *slog.Logger) (net.Listener, http.Handler, error) {
+	if l != nil && see != nil {
+		api = see.Front(api)
+	}
+	if l != nil {
+		return l, api, nil
+	}
+	l, err := daemon.Listen(cfg.API.Addr, cfg.API.TLSCert, cfg.API.TLSKey, log)
+	if err != nil {
+		return nil, nil, err
+	}
+	if see != nil {
+		if err := serveConsole(ctx, g, cfg, see, log); err != nil {
+			return nil, nil, errors.Join(err, l.Close())
+		}
+	}
+	return l, api, nil
 }
 
 // serveConsole opens the console's port and serves it in g.

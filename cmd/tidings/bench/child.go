@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/sethvargo/go-envconfig"
 	"github.com/spf13/cobra"
@@ -119,15 +118,11 @@ func (cfg childConfig) runRelay(ctx context.Context, pool *pgxpool.Pool, reg *pr
 }
 
 func (cfg childConfig) runConsumer(ctx context.Context, pool *pgxpool.Pool, reg *prometheus.Registry, p consumers.Projection) error {
-	nc, err := broker.Connect(cfg.Broker, p.Name(), slog.Default())
+	nc, js, err := broker.Open(cfg.Broker, p.Name(), slog.Default())
 	if err != nil {
 		return err
 	}
 	defer nc.Close()
-	js, err := jetstream.New(nc)
-	if err != nil {
-		return err
-	}
 	c, err := consumers.New(cfg.Consumers, consumers.Deps{Pool: pool, JetStream: js,
 		Streams:  consumers.Streams{Name: cfg.Broker.Stream, Prefix: cfg.Broker.Prefix, Timeout: cfg.Broker.Timeout},
 		Registry: reg, Log: slog.Default()}, p)

@@ -100,25 +100,7 @@ func (o serveOptions) run(ctx context.Context, s *servers, name string, processe
 	}
 	r := serveResult{Case: name, Processes: len(all)}
 	s.say("%d processes are ready; measuring %s without requests", len(all), o.idle)
-	measure := func(run func() error) (mib, processors float64, err error) {
-		for _, c := range all {
-			c.mark()
-		}
-		start := time.Now()
-		if err := run(); err != nil {
-			return 0, 0, err
-		}
-		took := time.Since(start)
-		for _, c := range all {
-			resident, err := c.resident()
-			if err != nil {
-				return 0, 0, err
-			}
-			mib, processors = mib+resident, processors+c.used().Seconds()/took.Seconds()
-		}
-		return round(mib, 0), round(processors, 3), nil
-	}
-	if r.IdleMiB, r.IdleCPU, err = measure(func() error { return work.Sleep(ctx, o.idle) }); err != nil {
+	if r.IdleMiB, r.IdleCPU, err = measure(all, func() error { return work.Sleep(ctx, o.idle) }); err != nil {
 		return err
 	}
 	s.say("%.0f writes/s for %s", o.rate, o.duration)
@@ -126,7 +108,7 @@ func (o serveOptions) run(ctx context.Context, s *servers, name string, processe
 		return request{method: "PUT", path: "/v1/follows/" + strconv.FormatInt(1+rand.Int64N(1_000_000_000_000), 10) + "/" +
 			strconv.Itoa(1+rand.IntN(1000))}
 	})
-	if r.LoadMiB, r.LoadCPU, err = measure(func() error {
+	if r.LoadMiB, r.LoadCPU, err = measure(all, func() error {
 		_, err := load.run(ctx, workload{rate: o.rate, duration: o.duration})
 		return err
 	}); err != nil {
@@ -145,6 +127,26 @@ func (o serveOptions) run(ctx context.Context, s *servers, name string, processe
 		}
 	}
 	return s.print(&r)
+}
+
+// measure returns the memory and the processors that the children use while run runs.
+func measure(all []*child, run func() error) (mib, processors float64, err error) {
+	for _, c := range all {
+		c.mark()
+	}
+	start := time.Now()
+	if err := run(); err != nil {
+		return 0, 0, err
+	}
+	took := time.Since(start)
+	for _, c := range all {
+		resident, err := c.resident()
+		if err != nil {
+			return 0, 0, err
+		}
+		mib, processors = mib+resident, processors+c.used().Seconds()/took.Seconds()
+	}
+	return round(mib, 0), round(processors, 3), nil
 }
 
 // startServe starts `tidings serve` with the parts, or with all, and returns when it is ready.

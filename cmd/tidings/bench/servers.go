@@ -107,13 +107,13 @@ func (s *servers) start(ctx context.Context) error {
 	s.undo = append(s.undo, func() error { nats.Shutdown(); return nil })
 	s.broker = broker.Config{URL: nats.URL(), Stream: "EVENTS", Prefix: "events", LivePrefix: "live", Replicas: 1, MaxAge: 24 * time.Hour,
 		MaxBytes: -1, Timeout: 5 * time.Second, Ping: 2 * time.Second}
-	nc, err := broker.Connect(s.broker, "bench", slog.Default())
+	nc, js, err := broker.Open(s.broker, "bench", slog.Default())
 	if err != nil {
 		return err
 	}
 	s.undo = append(s.undo, func() error { nc.Close(); return nil })
-	s.js, err = jetstream.New(nc)
-	return err
+	s.js = js
+	return nil
 }
 
 // startPostgres creates a migrated database, on a server of its own if DATABASE_URL is empty.

@@ -65,27 +65,33 @@ func (w *wire) send(method, path string, headers string, body []byte) (a answere
 	if _, err := w.conn.Write(w.out); err != nil {
 		return a, err
 	}
+	a, closing, err = w.answer()
+	return a, err
+}
+
+// answer reads an answer. closing: the server ends the connection.
+func (w *wire) answer() (a answered, closing bool, err error) {
 	line, err := w.r.ReadSlice('\n')
 	if err != nil {
-		return a, err
+		return a, false, err
 	}
 	if len(line) < len("HTTP/1.1 200") {
-		return a, fmt.Errorf("the answer begins %q", line)
+		return a, false, fmt.Errorf("the answer begins %q", line)
 	}
 	if a.status, err = strconv.Atoi(string(line[9:12])); err != nil {
-		return a, fmt.Errorf("the answer begins %q", line)
+		return a, false, fmt.Errorf("the answer begins %q", line)
 	}
 	length := -1
 	for {
 		if line, err = w.r.ReadSlice('\n'); err != nil {
-			return a, err
+			return a, closing, err
 		}
 		name, value, _ := bytes.Cut(bytes.TrimRight(line, "\r\n"), []byte(": "))
 		switch string(name) {
 		case "":
 			if length < 0 {
 				if a.status != 204 {
-					return a, errors.New("the answer has no Content-Length")
+					return a, closing, errors.New("the answer has no Content-Length")
 				}
 				length = 0
 			}
@@ -93,13 +99,13 @@ func (w *wire) send(method, path string, headers string, body []byte) (a answere
 				body := make([]byte, length)
 				_, err = io.ReadFull(w.r, body)
 				a.problem = string(body)
-				return a, err
+				return a, closing, err
 			}
 			_, err = io.CopyN(io.Discard, w.r, int64(length))
-			return a, err
+			return a, closing, err
 		case "Content-Length":
 			if length, err = strconv.Atoi(string(value)); err != nil {
-				return a, err
+				return a, closing, err
 			}
 		case "Location":
 			a.location = append(a.location, value...)

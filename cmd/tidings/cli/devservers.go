@@ -2,10 +2,7 @@ package cli
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
-
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/lease"
@@ -22,15 +19,11 @@ func prepareServers(ctx context.Context, cfg devConfig, in instance, log *slog.L
 		return false, err
 	}
 	defer truth.Close()
-	nc, err := broker.Connect(cfg.Broker, "dev", log)
+	nc, js, err := broker.Open(cfg.Broker, "dev", log)
 	if err != nil {
 		return false, err
 	}
 	defer nc.Close()
-	js, err := jetstream.New(nc)
-	if err != nil {
-		return false, fmt.Errorf("use JetStream: %w", err)
-	}
 	if err := tokens.Ensure(ctx, truth, devTenant, devName, in.Token, tokens.Roles()); err != nil {
 		return false, err
 	}

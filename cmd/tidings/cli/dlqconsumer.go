@@ -142,6 +142,26 @@ func chooseParked(ctx context.Context, d *consumers.DeadLetters, f *dlqFlags) (t
 	return todo, more, nil
 }
 
+// missing returns an error for each given ID that is not in todo.
+func (f dlqFlags) missing(todo []int64) (errs []error) {
+	for _, id := range f.filter.IDs {
+		if !slices.Contains(todo, id) {
+			errs = append(errs, fmt.Errorf("there is no dead letter %d", id))
+		}
+	}
+	return errs
+}
+
+// parked describes what became of a dead letter.
+func (f dlqFlags) parked(action string, id int64, res consumers.DeadLetterResult, fault string) parkedAction {
+	e := &res.Event
+	return parkedAction{
+		Action: action, DryRun: f.dryRun, Actor: f.actor, Reason: f.reason, ID: id, Consumer: res.Consumer, TenantID: e.TenantID,
+		AggregateType: e.AggregateType, AggregateID: e.AggregateID, EventID: e.ID, EventType: e.Type,
+		Gone: res.Gone, Left: res.Left, Next: res.Next, Error: fault,
+	}
+}
+
 // actParked handles the first dead letters that existed at its start, each in transactions of its
 // own.
 func (p Process) actParked(ctx context.Context, d *consumers.DeadLetters, action string, v verb, f dlqFlags) error {
@@ -162,7 +182,6 @@ func (p Process) actParked(ctx context.Context, d *consumers.DeadLetters, action
 	for _, id := range todo {
 		res, err := do(ctx, consumers.DeadLetterRequest{ID: id, Actor: f.actor, Reason: f.reason, DryRun: f.dryRun})
 		gone += int64(res.Gone)
-		e := res.Event
 		var notFirst *consumers.NotFirstError
 		switch {
 		case errors.As(err, &notFirst):
@@ -182,14 +201,11 @@ func (p Process) actParked(ctx context.Context, d *consumers.DeadLetters, action
 			fault = res.Fault.Error()
 		}
 		if f.asJSON {
-			if err := p.writeJSON(parkedAction{
-				Action: action, DryRun: f.dryRun, Actor: f.actor, Reason: f.reason, ID: id, Consumer: res.Consumer, TenantID: e.TenantID,
-				AggregateType: e.AggregateType, AggregateID: e.AggregateID, EventID: e.ID, EventType: e.Type,
-				Gone: res.Gone, Left: res.Left, Next: res.Next, Error: fault,
-			}); err != nil {
+			if err := p.writeJSON(f.parked(action, id, res, fault)); err != nil {
 				return err
 			}
 		}
+		e := &res.Event
 		rows = append(rows, []string{strconv.FormatInt(id, 10), res.Consumer, fmt.Sprint(e.TenantID),
 			aggregate(e.AggregateType, e.AggregateID), cell(e.Type), fmt.Sprint(res.Gone), count(res.Left), cell(fault)})
 	}
@@ -201,11 +217,7 @@ func (p Process) actParked(ctx context.Context, d *consumers.DeadLetters, action
 	if err := p.say(v, f, gone, more); err != nil {
 		return err
 	}
-	for _, id := range f.filter.IDs {
-		if !slices.Contains(todo, id) {
-			refused = append(refused, fmt.Errorf("there is no dead letter %d", id))
-		}
-	}
+	refused = append(refused, f.missing(todo)...)
 	if failed > 0 {
 		refused = append(refused, fmt.Errorf("the consumer could not apply %s; later ones of the same aggregates wait", messages(failed)))
 	}

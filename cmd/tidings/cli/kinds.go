@@ -48,8 +48,8 @@ type kindsVersion struct {
 // fileError reports a file that is not a valid file of kinds.
 type fileError struct{ error }
 
-// kindsFile reads the kinds of the file, or of stdin for "-".
-func (p Process) kindsFile(name string) (*kinds.Set, error) {
+// declaration reads the file, or stdin for "-".
+func (p Process) declaration(name string) ([]byte, error) {
 	const most = 1 << 20
 	in := p.Stdin
 	if name != "-" {
@@ -66,6 +66,14 @@ func (p Process) kindsFile(name string) (*kinds.Set, error) {
 	}
 	if len(file) > most {
 		return nil, &fileError{fmt.Errorf("the file has more than %s bytes", count(most))}
+	}
+	return file, nil
+}
+
+func (p Process) kindsFile(name string) (*kinds.Set, error) {
+	file, err := p.declaration(name)
+	if err != nil {
+		return nil, err
 	}
 	set, err := kindfile.Extend(kinds.Builtin(), file)
 	if err != nil {

@@ -83,34 +83,38 @@ lock or you press Ctrl-C, and logs the sessions that hold the lock.`,
 			if only != "" {
 				return s.migrateOutbox(ctx, at, schema, logins)
 			}
-			var m migrated
-			log := daemon.CommandLogger(s.Stderr, slog.LevelInfo)
-			if m.Truth, err = migrations.Up(ctx, at.DatabaseURL, migrations.Truth, log); err != nil {
-				return nil, err
-			}
-			if m.Projections, err = migrations.Up(ctx, at.ProjectionsDatabaseURL, migrations.Projections, log); err != nil {
-				return nil, err
-			}
-			if m.Logins, err = makeLogins(ctx, logins, at.DatabaseURL, at.ProjectionsDatabaseURL); err != nil {
-				return nil, err
-			}
-			return reports(m, func(w io.Writer) error {
-				if logins != "" {
-					fmt.Fprintf(w, "Logins: %d.\n", m.Logins)
-				}
-				return tableTo(w,
-					[]string{"schema", "version", "applied now"},
-					[]string{string(migrations.Truth), fmt.Sprint(migrations.Latest(migrations.Truth)), fmt.Sprint(m.Truth)},
-					[]string{string(migrations.Projections), fmt.Sprint(migrations.Latest(migrations.Projections)),
-						fmt.Sprint(m.Projections)},
-				)
-			}), nil
+			return s.migrateBoth(ctx, at, logins)
 		},
 	})
 	c.Flags().StringVar(&only, "only", "", "`outbox`: migrate only the outbox, in a schema of its own")
 	c.Flags().StringVar(&schema, "schema", "", "the `schema` of --only outbox (default: the search_path of DATABASE_URL, or tidings)")
 	c.Flags().StringVar(&logins, "logins", "", "a `file` of logins to create")
 	return c
+}
+
+// migrateBoth makes or upgrades both schemas.
+func (s *session) migrateBoth(ctx context.Context, at servers, logins string) (_ *report, err error) {
+	var m migrated
+	log := daemon.CommandLogger(s.Stderr, slog.LevelInfo)
+	if m.Truth, err = migrations.Up(ctx, at.DatabaseURL, migrations.Truth, log); err != nil {
+		return nil, err
+	}
+	if m.Projections, err = migrations.Up(ctx, at.ProjectionsDatabaseURL, migrations.Projections, log); err != nil {
+		return nil, err
+	}
+	if m.Logins, err = makeLogins(ctx, logins, at.DatabaseURL, at.ProjectionsDatabaseURL); err != nil {
+		return nil, err
+	}
+	return reports(m, func(w io.Writer) error {
+		if logins != "" {
+			fmt.Fprintf(w, "Logins: %d.\n", m.Logins)
+		}
+		return tableTo(w,
+			[]string{"schema", "version", "applied now"},
+			[]string{string(migrations.Truth), fmt.Sprint(migrations.Latest(migrations.Truth)), fmt.Sprint(m.Truth)},
+			[]string{string(migrations.Projections), fmt.Sprint(migrations.Latest(migrations.Projections)), fmt.Sprint(m.Projections)},
+		)
+	}), nil
 }
 
 // migrateOutbox makes or upgrades an outbox that is alone in a schema of the database.

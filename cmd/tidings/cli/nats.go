@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 	"github.com/sethvargo/go-envconfig"
 	"github.com/spf13/cobra"
 
@@ -364,16 +363,11 @@ name, tenant and filter as in tidings nats users or tidings nats account.`,
 
 // createDurables creates the durable consumers of who that do not exist.
 func (s *session) createDurables(ctx context.Context, cfg broker.Config, who broker.Principal, how broker.Subscription) (*report, error) {
-	nc, err := broker.Connect(cfg, "nats durable", daemon.CommandLogger(s.Stderr, slog.LevelError),
-		nats.RetryOnFailedConnect(false))
+	nc, js, err := broker.Open(cfg, "nats durable", daemon.CommandLogger(s.Stderr, slog.LevelError), nats.RetryOnFailedConnect(false))
 	if err != nil {
 		return nil, err
 	}
 	defer nc.Close()
-	js, err := jetstream.New(nc)
-	if err != nil {
-		return nil, fmt.Errorf("use JetStream: %w", err)
-	}
 	created, err := broker.Subscribe(ctx, js, cfg, who, how)
 	switch {
 	case len(created) > 0:

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -48,22 +47,9 @@ type upstreamVersion struct {
 }
 
 func (p Process) upstreamFile(name string) (*upstreams.Upstream, error) {
-	in := p.Stdin
-	if name != "-" {
-		f, err := os.Open(name)
-		if err != nil {
-			return nil, &usageError{err}
-		}
-		defer func() { _ = f.Close() }() // the file is only read
-		in = f
-	}
-	const most = 1 << 20
-	file, err := io.ReadAll(io.LimitReader(in, most+1))
+	file, err := p.declaration(name)
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", name, err)
-	}
-	if len(file) > most {
-		return nil, &fileError{fmt.Errorf("the file has more than %s bytes", count(most))}
+		return nil, err
 	}
 	u, err := kindfile.ReadUpstream(file)
 	if err != nil {
@@ -118,25 +104,30 @@ stay too. docs/upstream.md lists what may change.`,
 				was.Logins, was.Reason = r.Upstream.Logins, r.Upstream.Reason
 				r.Upstream = *was
 			}
-			done := addedUpstream{Upstream: args[0], DryRun: r.DryRun}
-			if done.Added, err = declared.Add(ctx, s.Truth, r); err != nil {
-				return nil, err
-			}
-			show := func(logins []migrations.UpstreamLogin) error {
-				done.Logins = logins
-				return s.print(reports(done, func(w io.Writer) error { return sayAdded(w, done) }))
-			}
-			if r.DryRun || len(r.Upstream.Logins) == 0 {
-				return nil, show(nil)
-			}
-			_, err = migrations.MakeUpstreamLogins(ctx, s.env.DatabaseURL, r.Upstream.Logins, show)
-			return nil, err
+			return nil, s.addUpstream(ctx, args[0], r)
 		},
 	})
 	c.Flags().StringVar(&file, "file", "", "the `file` of the declaration")
 	c.Flags().StringArrayVar(&r.Upstream.Logins, "login", []string{}, "a `role` that may append these events; may be repeated")
 	c.Flags().StringArrayVar(&r.Revoke, "revoke-login", nil, "a `role` that may no longer append them; may be repeated")
 	return c
+}
+
+// addUpstream declares the upstream and creates its logins. It prints them before they exist.
+func (s *session) addUpstream(ctx context.Context, name string, r declared.Request) (err error) {
+	done := addedUpstream{Upstream: name, DryRun: r.DryRun}
+	if done.Added, err = declared.Add(ctx, s.Truth, r); err != nil {
+		return err
+	}
+	show := func(logins []migrations.UpstreamLogin) error {
+		done.Logins = logins
+		return s.print(reports(done, func(w io.Writer) error { return sayAdded(w, done) }))
+	}
+	if r.DryRun || len(r.Upstream.Logins) == 0 {
+		return show(nil)
+	}
+	_, err = migrations.MakeUpstreamLogins(ctx, s.env.DatabaseURL, r.Upstream.Logins, show)
+	return err
 }
 
 func sayAdded(w io.Writer, done addedUpstream) error {
