@@ -72,15 +72,18 @@ func TestAFileOfKindsIsUploaded(t *testing.T) {
 		t.Errorf("a large file: status %d", a.status)
 	}
 	send("\x00\xff", form).says("This is not a file of kinds")
-	plan := send(music, form).says("The plan", "edges.play: added")
-	if plan.status != http.StatusOK || plan.file() != music || !strings.Contains(plan.body, `enctype="multipart/form-data"`) {
+	file := strings.Replace(music, "children:", "  admire: {plural: admires, from: user, to: user, ends: [admirer_id, admired_id], self: true, "+
+		"forward: admires, reverse: admirers}\nchildren:", 1)
+	plan := send(file, form).says("The plan", "edges.play: added")
+	if plan.status != http.StatusOK || plan.file() != file || !strings.Contains(plan.body, `enctype="multipart/form-data"`) {
 		t.Errorf("the plan: status %d, %q\n%s", plan.status, plan.file(), plan.body)
 	}
-	in := plan.form("reason", "a shop for music", "file", music)
+	in := plan.form("reason", "a shop for music", "file", file)
 	if other := send("objects: {song: songs}\n", in).says("The plan"); other.form().Get("seen") == in.Get("seen") {
 		t.Errorf("another file is applied under the plan of the first: %s", other.text())
 	}
-	ada.ended(send("", in)).says("done", "Applied version ", "3 changes") // without a file the field counts
+	ada.ended(send("", in)).says("done", "Applied version ", "4 changes") // without a file the field counts
+	page(t, ada, "/console/kinds").says("admires, admirers lead to itself applied")
 }
 
 // TestAChangeOfKindsIsPlannedAndApplied pastes a file, sees its plan, applies it, and then removes
