@@ -45,7 +45,8 @@ SELECT /* deadletter.window */ coalesce(max(id), 0) FROM (SELECT id FROM {table}
 
 // Page returns up to limit letters that the filter selects, without the fields that only Get reads:
 // of a group in the order in which they died, else by id. They follow after, the end of the page
-// before; the zero Place begins. next is the end of this page, and zero if no letter follows.
+// before; the zero Place begins. next is the end of this page, and zero if no letter follows. The
+// pool of r acts as the system role.
 //
 // However many letters there are, Page reads a group's page, or up to MaxCount letters that an
 // index finds, or up to 200,000 from after. So a page may have fewer letters, or none, and a next.

@@ -265,14 +265,17 @@ func (c *Console) takeAct(v *view) error {
 // the browser names the file's part like the field, with uploaded behind it.
 func readForm(r *http.Request) error {
 	var big *http.MaxBytesError
-	err := r.ParseMultipartForm(maxFile)
+	err := r.ParseForm()
+	if err == nil {
+		err = r.ParseMultipartForm(maxFile)
+	}
 	switch {
+	case errors.Is(err, http.ErrNotMultipart):
+		return nil
 	case errors.As(err, &big):
 		return big
-	case err != nil && !errors.Is(err, http.ErrNotMultipart):
-		return &inputError{"The form cannot be read."}
 	case err != nil:
-		return nil
+		return &inputError{"The form cannot be read."}
 	}
 	for name, files := range r.MultipartForm.File {
 		f, err := files[0].Open()

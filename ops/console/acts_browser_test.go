@@ -229,7 +229,8 @@ func (b *browser) doAct(t *testing.T, name string, a actCase) {
 		}
 		b.run(chromedp.SetUploadFiles(chromedp.CSS("#u-"+field), []string{path}))
 		b.waits("The text above is that of mine.yaml.")
-		if got := eval[string](b, `document.querySelector("#f-`+field+`").value + document.querySelector("#u-`+field+`").value`); got != value {
+		got := eval[string](b, `document.querySelector("#f-`+field+`").value + document.querySelector("#u-`+field+`").value`)
+		if got != value {
 			t.Errorf("the field has %q", got)
 		}
 	}

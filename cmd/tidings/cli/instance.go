@@ -143,9 +143,9 @@ func (p Process) api(data string, url, token *string) (explain func(error) error
 		explain = func(err error) error {
 			if refused, is := errors.AsType[*load.RefusedError](err); client.StatusOf(err) == http.StatusUnauthorized ||
 				is && refused.Status == http.StatusUnauthorized {
-				return fmt.Errorf("%w. The token is that of %s, and %s serves another database. Start the dev of this file again, "+
-					"name the directory of the server's dev with --data, or give --url and --token", err,
-					filepath.Join(dir, instanceFile), *url)
+				return fmt.Errorf("%w. The token is that of %s, and %s does not know it, perhaps because it serves another database. "+
+					"Start the dev of this file again, name the directory of the server's dev with --data, or give --url and --token",
+					err, filepath.Join(dir, instanceFile), *url)
 			}
 			return err
 		}
