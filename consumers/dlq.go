@@ -70,6 +70,11 @@ func NewDeadLetters[P Projection](pool *pgxpool.Pool, projections ...P) *DeadLet
 var deadTable = deadletter.Table{Source: deadletter.Consumers, Name: "consumer_dead_letters", Consumer: "consumer_name", Error: "error",
 	Behind: `EXISTS (SELECT FROM consumer_dead_letters e WHERE (e.consumer_name, e.tenant_id, e.aggregate_type, e.aggregate_id)
        = (d.consumer_name, d.tenant_id, d.aggregate_type, d.aggregate_id) AND e.id < d.id)`,
+	Any: `d.consumer_name = ANY(ARRAY(WITH RECURSIVE c(name) AS (
+  (SELECT consumer_name FROM consumer_dead_letters ORDER BY consumer_name LIMIT 1)
+  UNION ALL
+  SELECT (SELECT n.consumer_name FROM consumer_dead_letters n WHERE n.consumer_name > c.name ORDER BY n.consumer_name LIMIT 1)
+    FROM c WHERE c.name IS NOT NULL) SELECT name FROM c WHERE name IS NOT NULL))`,
 	Columns: "d.partition_key, d.stream_seq", Body: "d.payload, d.headers",
 	Fields: func(l *DeadLetter) (columns, body []any) {
 		return []any{&l.Event.Stream, &l.Event.Seq}, []any{(*[]byte)(&l.Event.Payload), &l.Headers}

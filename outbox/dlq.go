@@ -28,7 +28,7 @@ const MaxDLQBatch = deadletter.MaxBatch
 
 // deadTable describes the DLQ's table.
 var deadTable = deadletter.Table{Source: deadletter.Outbox, Name: "outbox_messages_dlq", Consumer: "''", Error: "coalesce(last_error, '')",
-	Behind:  "false",
+	Behind: "false", Any: "true",
 	Columns: "d.occurred_at, coalesce(d.trace_id, ''), d.slot::int, d.attempts::int, d.inserted_at, d.id", Body: "d.payload",
 	Fields: func(l *DLQMessage) (columns, body []any) {
 		return []any{&l.Event.OccurredAt, &l.Event.TraceParent, &l.Event.Slot, &l.Attempts, &l.InsertedAt, &l.Event.OutboxID},

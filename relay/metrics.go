@@ -26,6 +26,7 @@ type metrics struct {
 	seconds    *prometheus.HistogramVec // stage
 	batchRows  prometheus.Histogram
 	heartbeats prometheus.Counter
+	dropped    prometheus.Counter
 	path       heartbeat.Seconds
 
 	mu    sync.Mutex
@@ -81,6 +82,9 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Buckets: []float64{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000}}),
 		heartbeats: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_relay_heartbeats_total",
 			Help: "Heartbeats that this relay has written into the outbox."}),
+		dropped: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_relay_live_dropped_total",
+			Help: "Events that this relay stored on a stream, and did not publish for the plain subscribers of their objects " +
+				"(NATS_LIVE_OBJECTS)."}),
 		path: heartbeat.NewSeconds(heartbeat.Published, ""), types: make(map[string]bool),
 	}
 	for _, t := range append(event.EventTypes(), otherEvents) {
@@ -96,7 +100,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 	}
 	m.errors.WithLabelValues(stageLease)
 	reg.MustRegister(m.throughput, m.failures, m.dead, m.partitions, m.stuck, m.waiting, m.skipped, m.belowFloor, m.catchUps, m.caughtUp,
-		m.conflicts, m.errors, m.seconds, m.batchRows, m.heartbeats, m.path)
+		m.conflicts, m.errors, m.seconds, m.batchRows, m.heartbeats, m.dropped, m.path)
 	return m
 }
 

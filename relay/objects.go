@@ -42,6 +42,21 @@ type published struct {
 	naming map[string]event.Naming
 }
 
+// events returns the number of its events from row i that have an object.
+func (p *published) events(i int) (n int) {
+	for ; i < len(p.rows); i++ {
+		if hasObject(&p.rows[i].Event) {
+			n++
+		}
+	}
+	return n
+}
+
+// hasObject is false for events of a partition.
+func hasObject(e *event.Event) bool {
+	return !event.System(e.AggregateType) && e.AggregateType != event.AggregatePerson
+}
+
 func (p *published) bytes() (n int64) {
 	for i := range p.rows {
 		n += int64(len(p.rows[i].Payload))
@@ -67,7 +82,7 @@ func (o *objects) offer(p published) {
 		}
 	}
 	o.waiting.Add(-size)
-	o.warn(errors.New("the connection to NATS is slower than the relay"))
+	o.drop(p.events(0), errors.New("the connection to NATS is slower than the relay"))
 }
 
 // run publishes what the queue has until it is closed.
@@ -78,6 +93,8 @@ func (o *objects) run(ctx context.Context) {
 			nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
 				if errors.Is(err, nats.ErrPermissionViolation) {
 					o.denied.Store(time.Now().UnixNano())
+					o.drop(1, err)
+					return
 				}
 				o.warn(err)
 			}))
@@ -107,24 +124,32 @@ func (o *objects) publish(nc *nats.Conn) error {
 
 func (o *objects) send(nc *nats.Conn, m *nats.Msg, p *published) error {
 	if time.Since(time.Unix(0, o.denied.Load())) < objectsQuiet {
+		o.metrics.dropped.Add(float64(p.events(0)))
 		return nil
 	}
 	m.Header[jetstream.StreamHeader] = []string{p.stream}
 	for i := range p.rows {
 		e := &p.rows[i].Event
-		if event.System(e.AggregateType) || e.AggregateType == event.AggregatePerson { // of a partition, and no object
+		if !hasObject(e) {
 			continue
 		}
 		m.Subject, m.Data = event.ObjectSubject(o.broker.LivePrefix, e.TenantID, e.AggregateType, e.Type, e.AggregateID), e.Payload
 		e.SetHeaders(m.Header, p.naming[e.AggregateType])
 		m.Header[jetstream.SequenceHeader] = []string{strconv.FormatUint(p.at[i].Seq, 10)}
 		if err := nc.PublishMsg(m); errors.Is(err, nats.ErrConnectionClosed) {
+			o.drop(p.events(i), err)
 			return err
 		} else if err != nil {
-			o.warn(err)
+			o.drop(1, err)
 		}
 	}
 	return nil
+}
+
+// drop counts and logs events that are lost.
+func (o *objects) drop(events int, err error) {
+	o.metrics.dropped.Add(float64(events))
+	o.warn(err)
 }
 
 // warn logs that events are lost, once per objectsQuiet.

@@ -1,6 +1,8 @@
 package relay
 
 import (
+	"errors"
+	"fmt"
 	"log/slog"
 	"strconv"
 	"strings"
@@ -11,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
@@ -145,7 +148,18 @@ func TestTheLoginsAllowTheEventsOfObjects(t *testing.T) {
 	insertRow(t, pool, 7, "created")
 	awaitDrained(t, t.Context(), pool, time.Minute)
 	testkit.Eventually(t, "the queue to be empty", func() (bool, error) { return r.objects.waiting.Load() == 0, nil })
+	if n := testutil.ToFloat64(r.metrics.dropped); n != 1 {
+		t.Errorf("%v events are dropped, want the one after the denial", n)
+	}
+	closed := connect("relay", denied)
+	closed.Close()
+	two := published{rows: []outbox.Row{{Event: event.Event{AggregateType: "post"}}, {Event: event.Event{AggregateType: "post"}}},
+		at: make([]outbox.Published, 2)}
 	r.objects.denied.Store(time.Now().Add(-objectsQuiet).UnixNano())
+	if err := r.objects.send(closed, &nats.Msg{Header: nats.Header{}}, &two); !errors.Is(err, nats.ErrConnectionClosed) ||
+		testutil.ToFloat64(r.metrics.dropped) != 3 {
+		t.Errorf("a closed connection: %v, %v events are dropped", err, testutil.ToFloat64(r.metrics.dropped))
+	}
 	insertRow(t, pool, 7, "created")
 	if m, err := own.NextMsg(time.Minute); err != nil || m.Header.Get(event.HeaderOutboxID) != "5" {
 		t.Errorf("after a denial and a minute: got %v, %v", m, err)
@@ -169,6 +183,12 @@ func TestARelayThatMayNotPublishTheEventsOfObjectsPublishes(t *testing.T) {
 		insertRow(t, pool, 1, "created")
 	}
 	awaitDrained(t, t.Context(), pool, time.Minute)
+	testkit.Eventually(t, "the relay to count all events", func() (bool, error) {
+		if n := testutil.ToFloat64(r.metrics.dropped); n != 40 {
+			return false, fmt.Errorf("it counts %v", n)
+		}
+		return true, nil
+	})
 	if text := log.String(); strings.Count(text, "miss events") != 1 || strings.Contains(text, "level=ERROR") ||
 		!strings.Contains(text, `ermissions Violation for Publish`) {
 		t.Errorf("it says:\n%s", text)
@@ -267,13 +287,18 @@ func checkNothingBut(t *testing.T, nc *nats.Conn, stream string) {
 func TestTheEventsOfObjectsNeverWait(t *testing.T) {
 	for _, c := range []struct{ bytes, queued int }{{1, objectsQueue}, {objectsWaiting / 2, 3}} {
 		log := &testkit.Output{}
-		o := newObjects(&Relay{log: slog.New(slog.NewTextHandler(log, nil))})
-		p := published{rows: []outbox.Row{{Event: event.Event{Payload: make([]byte, c.bytes)}}}}
+		m := newMetrics(prometheus.NewRegistry())
+		o := newObjects(&Relay{log: slog.New(slog.NewTextHandler(log, nil)), metrics: m})
+		p := published{rows: []outbox.Row{{Event: event.Event{AggregateType: "post", Payload: make([]byte, c.bytes)}},
+			{Event: event.Event{AggregateType: event.AggregatePerson}}}}
 		for range objectsQueue + 10 {
 			o.offer(p)
 		}
 		if len(o.queue) != c.queued || o.waiting.Load() != int64(c.queued*c.bytes) || strings.Count(log.String(), "miss events") != 1 {
 			t.Errorf("%d publishes with %d bytes wait; the log: %s", len(o.queue), o.waiting.Load(), log)
+		}
+		if got, want := testutil.ToFloat64(m.dropped), objectsQueue+10-c.queued; int(got) != want {
+			t.Errorf("%v events are dropped, want %d", got, want)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"math"
 	"strings"
 	"time"
 
@@ -120,6 +121,7 @@ type Table struct {
 	Source, Name    string
 	Consumer, Error string // expressions
 	Behind          string // expression: an earlier letter of the aggregate exists
+	Any             string // condition on d that lets the index of the aggregates serve those of any consumer
 	// Columns is the list of columns that only this table has, and Body that of the columns that
 	// only Get reads. Fields returns the places of their values.
 	Columns, Body string
@@ -136,7 +138,7 @@ const (
 	listSQL = `
 SELECT /* deadletter.list */ ` + letterColumns + `
   FROM {table} d
- WHERE ` + filterSQL + `
+ WHERE ` + filterSQL + ` AND d.id <= @upto
  ORDER BY d.id LIMIT @limit`
 	// countLettersSQL counts the letters that a filter selects, and reads all of them. Index: as
 	// listSQL. Locks: none.
@@ -150,7 +152,7 @@ SELECT /* deadletter.get */ ` + letterColumns + `, {body}
 
 // sql fills in the names of the table.
 func (t Table) sql(sql string) string {
-	return strings.NewReplacer("{table}", t.Name, "{consumer}", t.Consumer, "{error}", t.Error, "{behind}", t.Behind,
+	return strings.NewReplacer("{table}", t.Name, "{consumer}", t.Consumer, "{error}", t.Error, "{behind}", t.Behind, "{any}", t.Any,
 		"{columns}", t.Columns, "{body}", t.Body).Replace(sql)
 }
 
@@ -161,7 +163,7 @@ func (t Table) Where() string { return t.sql(filterSQL) }
 // Statements returns the statements on the table. Tests prepare them.
 func (t Table) Statements() []string {
 	all := []string{t.sql(listSQL), t.sql(countLettersSQL), t.sql(getSQL)}
-	for _, sql := range []string{groupsSQL, countSQL, groupSQL, walkSQL} {
+	for _, sql := range []string{groupsSQL, countSQL, groupSQL, walkSQL, listGroupSQL, idsOfGroupsSQL, idsOfAggregateSQL, windowSQL} {
 		all = append(all, t.ofTenant(sql, 0), t.ofTenant(sql, 1))
 	}
 	return all
@@ -182,28 +184,22 @@ func (t Table) fields(l *Letter) (columns, body []any) {
 type Reader struct {
 	pool  *pgxpool.Pool
 	table Table
+
+	window, windows, most int // pageWindow, pageWindows and MaxCount, except in tests
 }
 
 // NewReader returns a Reader of the table.
-func NewReader(pool *pgxpool.Pool, t Table) Reader { return Reader{pool, t} }
+func NewReader(pool *pgxpool.Pool, t Table) Reader {
+	return Reader{pool, t, pageWindow, pageWindows, MaxCount}
+}
 
 // List yields the first letters that the filter selects, by id and without the fields that only Get
 // reads: at most limit, or with a negative limit all. It reads them in pages, so a letter that dies
 // meanwhile may have an id of an earlier page. An error is the last element.
 func (r *Reader) List(ctx context.Context, f Filter, limit int) iter.Seq2[Letter, error] {
 	return postgres.Pages(limit, MaxBatch, func(limit int) (page []Letter, err error) {
-		args := f.Args()
-		args["limit"] = limit
-		err = r.read(ctx, f.TenantID, func(tx pgx.Tx) (err error) {
-			rows, _ := tx.Query(ctx, r.table.sql(listSQL), args)
-			page, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (l Letter, err error) {
-				columns, _ := r.table.fields(&l)
-				return l, row.Scan(columns...)
-			})
-			return err
-		})
-		if err != nil {
-			return nil, fmt.Errorf("list the dead letters of the %s after %d: %w", r.table.Source, f.After, err)
+		if page, err = r.list(ctx, f, math.MaxInt64, limit); err != nil {
+			return nil, err
 		}
 		if len(page) > 0 {
 			f.After = page[len(page)-1].ID
@@ -212,9 +208,37 @@ func (r *Reader) List(ctx context.Context, f Filter, limit int) iter.Seq2[Letter
 	})
 }
 
+// planned makes PostgreSQL plan a statement for its arguments each time. A plan for any arguments
+// uses no index that only some filters need, and may then read every letter.
+const planned = pgx.QueryExecModeCacheDescribe
+
+// list returns the first letters that the filter selects, up to an id.
+func (r *Reader) list(ctx context.Context, f Filter, upto int64, limit int) (page []Letter, err error) {
+	args := f.Args()
+	args["upto"], args["limit"] = upto, limit
+	err = r.read(ctx, f.TenantID, func(tx pgx.Tx) (err error) {
+		rows, _ := tx.Query(ctx, r.table.sql(listSQL), planned, args)
+		page, err = r.collect(rows)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the dead letters of the %s after %d: %w", r.table.Source, f.After, err)
+	}
+	return page, nil
+}
+
+func (r *Reader) collect(rows pgx.Rows) ([]Letter, error) {
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (l Letter, err error) {
+		columns, _ := r.table.fields(&l)
+		return l, row.Scan(columns...)
+	})
+}
+
 // Count returns the number of letters that the filter selects. It reads all of them.
 func (r *Reader) Count(ctx context.Context, f Filter) (n int64, err error) {
-	err = r.read(ctx, f.TenantID, func(tx pgx.Tx) error { return tx.QueryRow(ctx, r.table.sql(countLettersSQL), f.Args()).Scan(&n) })
+	err = r.read(ctx, f.TenantID, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, r.table.sql(countLettersSQL), planned, f.Args()).Scan(&n)
+	})
 	if err != nil {
 		return 0, fmt.Errorf("count the dead letters of the %s: %w", r.table.Source, err)
 	}

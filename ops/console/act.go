@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"regexp"
@@ -64,7 +66,7 @@ func (f failure) Error() string { return string(f) }
 // field is an input of the confirmation form.
 type field struct {
 	Name, Label, Hint, Value string
-	Kind                     string   // text, number, area, code, checks or choice
+	Kind                     string   // text, number, area, code (which takes a file, too), checks or choice
 	Options                  []string // for checks and choice
 	Required                 bool
 }
@@ -145,6 +147,7 @@ type confirmData struct {
 	ActID       string
 	Reason      string
 	Error       string
+	Multipart   bool // the form takes a file
 }
 
 // Names of the form's own fields. No act uses them for its input.
@@ -155,6 +158,8 @@ const (
 
 	fieldConfirm = "confirm"
 	fieldSeen    = "seen"
+
+	uploaded = "_upload" // behind the name of a field: the file for it
 )
 
 // confirmAct shows the effect of the act and asks for a reason.
@@ -178,6 +183,7 @@ func (c *Console) askAct(v *view, a *act, status int, d confirmData) error {
 		return err
 	}
 	for i, f := range s.Fields { // keep the values that the reader entered
+		d.Multipart = d.Multipart || f.Kind == "code"
 		if v.r.Method == http.MethodPost {
 			s.Fields[i].Value = strings.Join(d.In[f.Name], ",")
 		}
@@ -206,8 +212,8 @@ func (c *Console) takeAct(v *view) error {
 	if err != nil {
 		return err
 	}
-	if err := v.r.ParseForm(); err != nil {
-		return &inputError{"The form cannot be read."}
+	if err := readForm(v.r); err != nil {
+		return err
 	}
 	id, err := uuid.Parse(v.r.PostForm.Get(fieldActID))
 	if err != nil {
@@ -253,6 +259,39 @@ func (c *Console) takeAct(v *view) error {
 		}
 	}
 	return c.redirectToAct(v, id)
+}
+
+// readForm reads the form. A file that the reader chose replaces what the field of its name has:
+// the browser names the file's part like the field, with uploaded behind it.
+func readForm(r *http.Request) error {
+	var big *http.MaxBytesError
+	err := r.ParseForm()
+	if err == nil {
+		err = r.ParseMultipartForm(maxFile)
+	}
+	switch {
+	case errors.Is(err, http.ErrNotMultipart):
+		return nil
+	case errors.As(err, &big):
+		return big
+	case err != nil:
+		return &inputError{"The form cannot be read."}
+	}
+	for name, files := range r.MultipartForm.File {
+		f, err := files[0].Open()
+		if err != nil {
+			return fmt.Errorf("open the file of the form: %w", err)
+		}
+		text, err := io.ReadAll(f)
+		if err := errors.Join(err, f.Close()); err != nil {
+			return fmt.Errorf("read the file of the form: %w", err)
+		}
+		if len(text) > 0 {
+			r.PostForm.Set(strings.TrimSuffix(name, uploaded), string(text))
+		}
+	}
+	maps.DeleteFunc(r.PostForm, func(name string, _ []string) bool { return strings.HasSuffix(name, uploaded) }) // no file was chosen
+	return nil
 }
 
 // lacks says what the form lacks before the reader may confirm. It is empty if nothing is missing.

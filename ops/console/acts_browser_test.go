@@ -5,6 +5,8 @@ package console_test
 import (
 	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -34,6 +36,7 @@ type actCase struct {
 	button string
 	in     string            // XPath of the part of the page with the button; empty: the whole page
 	fill   map[string]string // fields of the form
+	upload map[string]string // fields that take a file with this text
 	check  []string          // boxes to click
 	says   string            // the outcome
 	want   string            // a condition in SQL that the act makes true
@@ -141,7 +144,7 @@ func (d *desk) sampleActs(t *testing.T) map[string]actCase {
 			want: `EXISTS (SELECT FROM erasures WHERE tenant_id = 7 AND author_id = '3' AND finished_at IS NOT NULL AND requested_by = 'ada'
 					AND reason = 'because the test says so' AND (counts ->> 'children')::int = 2)
 				AND NOT EXISTS (SELECT FROM children_comment WHERE body LIKE '%words of 3')`},
-		"kinds.apply": {page: "/console/kinds", button: "Change the kinds", fill: map[string]string{"file": music},
+		"kinds.apply": {page: "/console/kinds", button: "Change the kinds", upload: map[string]string{"file": music},
 			plan: "edges.play: added", says: "Applied version ",
 			want: `to_regclass('edges_play') IS NOT NULL`},
 		"token.create": {page: "/console/tokens", button: "Create a token", fill: map[string]string{"tenant": "7", "name": "importer"},
@@ -218,6 +221,18 @@ func (b *browser) doAct(t *testing.T, name string, a actCase) {
 	b.accessible("the form of " + name)
 	for field, value := range a.fill {
 		b.run(chromedp.SetValue(chromedp.CSS("#f-"+field), value))
+	}
+	for field, value := range a.upload {
+		path := filepath.Join(t.TempDir(), "mine.yaml")
+		if err := os.WriteFile(path, []byte(value), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		b.run(chromedp.SetUploadFiles(chromedp.CSS("#u-"+field), []string{path}))
+		b.waits("The text above is that of mine.yaml.")
+		got := eval[string](b, `document.querySelector("#f-`+field+`").value + document.querySelector("#u-`+field+`").value`)
+		if got != value {
+			t.Errorf("the field has %q", got)
+		}
 	}
 	for _, value := range a.check {
 		b.run(chromedp.Click(chromedp.CSS(`input[type=checkbox][value="` + value + `"]`)))

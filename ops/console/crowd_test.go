@@ -21,28 +21,32 @@ import (
 )
 
 // crowd fills the servers with dead letters of the outbox and of a consumer, half of them of one
-// cause, with as many published events, and with kinds and 32 partitions.
+// cause, with as many published events, and with kinds and 32 partitions. The last letters of each
+// source are of the cause late, and the very last is of the type rare and of tenant 77.
 func (d *desk) crowd(t *testing.T, n, kinds int) {
 	t.Helper()
 	owner := d.db.Pool(t, postgres.RoleOwner)
 	for _, sql := range []string{
 		`INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, inserted_at, available_at, processed_at,
 			partition, stream_seq) SELECT 1 + g % 9, 'post', g, 'made', '{}', now() - interval '1 h', now() - interval '1 h', now(), 0, g
-			FROM generate_series(1, $1::int) g`,
+			FROM generate_series($2::int, least($1::int, $2::int + 99999)) g`,
 		`INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
 			available_at, attempts, event_id, inserted_at, slot, last_error, cause, dead_at)
-		 SELECT nextval('outbox_messages_id_seq'), 1 + g % 9, 'post', g, 'made', 1, '{}', now(), now(), 11, gen_random_uuid(), now(), 0,
-			'e',
-			CASE WHEN g % 2 = 0 THEN 'often' ELSE 'cause ' || g % 600 END, now() - g * interval '1 ms'
-			FROM generate_series(1, $1::int) g`,
+		 SELECT nextval('outbox_messages_id_seq'), CASE g WHEN $1::int THEN 77 ELSE 1 + g % 9 END, 'post', g,
+			CASE g WHEN $1::int THEN 'rare' ELSE 'made' END, 1, '{}', now(), now(), 11, gen_random_uuid(), now(), 0, 'e',
+			CASE WHEN g > $1::int * 7 / 8 THEN 'late' WHEN g % 2 = 0 THEN 'often' ELSE 'cause ' || g % 600 END, now() + g * interval '1 ms'
+			FROM generate_series($2::int, least($1::int, $2::int + 99999)) g`,
 		`INSERT INTO consumer_dead_letters (consumer_name, stream_seq, partition_key, tenant_id, aggregate_type, aggregate_id, event_id,
 			event_type, event_version, headers, payload, error, cause, dead_at)
-		 SELECT 'threadcache', g, 'EVENTS-0', 1 + g % 9, 'comment', g % 1000, gen_random_uuid(), 'created', 1, '{}', '', 'e',
-			CASE WHEN g % 2 = 0 THEN 'often' ELSE 'cause ' || g % 600 END, now() - g * interval '1 ms'
-			FROM generate_series(1, $1::int) g`,
+		 SELECT 'threadcache', g, 'EVENTS-0', CASE g WHEN $1::int THEN 77 ELSE 1 + g % 9 END, 'comment', g % 1000, gen_random_uuid(),
+			CASE g WHEN $1::int THEN 'rare' ELSE 'created' END, 1, '{}', '', 'e',
+			CASE WHEN g > $1::int * 7 / 8 THEN 'late' WHEN g % 2 = 0 THEN 'often' ELSE 'cause ' || g % 600 END, now() + g * interval '1 ms'
+			FROM generate_series($2::int, least($1::int, $2::int + 99999)) g`,
 	} {
-		if _, err := owner.Exec(t.Context(), sql, n); err != nil {
-			t.Fatal(err)
+		for from := 1; from <= n; from += 100_000 { // fewer than the limit of a statement
+			if _, err := owner.Exec(t.Context(), sql, n, from); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 	var file strings.Builder
@@ -85,7 +89,14 @@ func (d *desk) crowdOf(t *testing.T) []string {
 	t.Helper()
 	all := slices.Clone(crowdPages)
 	for source, table := range map[string]string{"outbox": "outbox_messages_dlq", "consumers": "consumer_dead_letters"} {
-		for _, cause := range []string{"often", "cause 1"} {
+		letters := "/console/dead-letters/letters?source=" + source
+		all = append(all, letters+"&type=rare", letters+"&tenant=77", letters+"&until=2020-01-01", letters+"&aggregate=none",
+			letters+"&tenant=8&aggregate="+map[string]string{"outbox": "post", "consumers": "comment"}[source]+"&aggregate_id=7")
+		for _, act := range []string{"retry", "discard"} {
+			form := "/console/act/dead_letter." + act + "?source=" + source
+			all = append(all, form, form+"&type=rare", form+"&aggregate=none")
+		}
+		for _, cause := range []string{"often", "late", "cause 1"} {
 			var group, letter string
 			if err := d.pool.QueryRow(t.Context(), `SELECT group_id, id FROM `+table+` WHERE cause = $1 ORDER BY id DESC LIMIT 1`,
 				cause).Scan(&group, &letter); err != nil {
@@ -93,7 +104,8 @@ func (d *desk) crowdOf(t *testing.T) []string {
 			}
 			of := "?source=" + source + "&group=" + group
 			all = append(all, "/console/dead-letters/letters"+of, "/console/dead-letters/letters"+of+"&tenant=3",
-				"/console/dead-letters/letter?source="+source+"&id="+letter)
+				"/console/dead-letters/letter?source="+source+"&id="+letter, "/console/act/dead_letter.retry"+of,
+				"/console/act/dead_letter.discard"+of)
 		}
 	}
 	return all

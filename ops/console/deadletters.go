@@ -15,7 +15,6 @@ import (
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/deadletter"
-	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/tokens"
 	"github.com/tidings/tidings/internal/words"
 	"github.com/tidings/tidings/ops/audit"
@@ -133,6 +132,7 @@ type deadLettersPage struct {
 	Behind     bool           // the letters only wait behind earlier ones of their aggregates
 	Rows       []deadletter.Letter
 	Next       string
+	Part       bool       // the page ended because it had read many letters
 	In         url.Values // input for acts on all these letters
 	Operations []letters.Operation
 	Since      *deadSince
@@ -146,13 +146,29 @@ type deadSince struct {
 	Again     int64 // letters among them that had been retried before
 }
 
+// readPlace reads the end of the page before.
+func readPlace(before string) (p deadletter.Place, err error) {
+	if before == "" {
+		return p, nil
+	}
+	at, id, _ := strings.Cut(before, "_")
+	if p.At, err = time.Parse(time.RFC3339Nano, at); err == nil {
+		p.ID, err = strconv.ParseInt(id, 10, 64)
+	}
+	if err != nil {
+		return p, &inputError{"before is not the end of a page."}
+	}
+	return p, nil
+}
+
 // deadLettersData shows the letters of a group or of a filter.
 func (c *Console) deadLettersData(ctx context.Context, v *view) (any, error) {
 	a, err := readAsked(v.who, v.r.URL.Query())
 	if err != nil {
 		return nil, err
 	}
-	if a.After, err = v.queryInt("before"); err != nil {
+	after, err := readPlace(v.query("before"))
+	if err != nil {
 		return nil, err
 	}
 	p := deadLettersPage{Asked: a, In: url.Values{}}
@@ -164,12 +180,12 @@ func (c *Console) deadLettersData(ctx context.Context, v *view) (any, error) {
 			p.In.Set(name, s)
 		}
 	}
-	if p.Rows, err = postgres.Collect(c.desk.Reader(a.Source).List(ctx, a.Filter, deadRows+1)); err != nil {
+	var next deadletter.Place
+	if p.Rows, next, err = deadletter.Page(ctx, c.desk.Reader(a.Source), a.Filter, after, deadRows); err != nil {
 		return nil, err
 	}
-	if len(p.Rows) > deadRows {
-		p.Rows = p.Rows[:deadRows]
-		p.Next = v.with("before", p.Rows[deadRows-1].ID)
+	if next.ID != 0 {
+		p.Next, p.Part = v.with("before", next.At.UTC().Format(time.RFC3339Nano)+"_"+strconv.FormatInt(next.ID, 10)), len(p.Rows) < deadRows
 	}
 	if a.Group == "" {
 		return p, nil
@@ -298,11 +314,11 @@ func (c *Console) prepareDeadLetters(action string) func(context.Context, *view,
 		if err != nil {
 			return subject{}, err
 		}
-		n, err := c.desk.Count(ctx, letters.Operation{Source: a.Source, TenantID: a.TenantID, Action: action, Filter: a.Filter})
+		n, few, err := c.desk.Count(ctx, letters.Operation{Source: a.Source, TenantID: a.TenantID, Action: action, Filter: a.Filter})
 		if err != nil {
 			return subject{}, err
 		}
-		if n == 0 {
+		if few && n == 0 {
 			return subject{}, &problem{404, "There is no such dead letter",
 				"Somebody retried or discarded it, or it failed again under another id. See the groups."}
 		}
@@ -312,11 +328,15 @@ func (c *Console) prepareDeadLetters(action string) func(context.Context, *view,
 				return subject{}, err
 			}
 		}
-		s := subject{Target: a.says(g), Tenant: a.TenantID, Back: a.back(), Says: effectOf(a, action, n)}
+		s := subject{Target: a.says(g), Tenant: a.TenantID, Back: a.back(), Says: effectOf(a, action, n, few)}
 		if action == deadletter.Discard && len(a.IDs) != 1 {
-			in.Set("counted", cmp.Or(in.Get("counted"), strconv.FormatInt(n, 10))) // later letters change n
+			counted := strconv.FormatInt(n, 10)
+			if !few {
+				counted = "all"
+			}
+			in.Set("counted", cmp.Or(in.Get("counted"), counted)) // later letters change n
 			s.Confirm = in.Get("counted")
-			first, err := postgres.Collect(c.desk.Reader(a.Source).List(ctx, a.Filter, actSamples))
+			first, _, err := deadletter.Page(ctx, c.desk.Reader(a.Source), a.Filter, deadletter.Place{}, actSamples)
 			if err != nil {
 				return subject{}, err
 			}
@@ -329,8 +349,14 @@ func (c *Console) prepareDeadLetters(action string) func(context.Context, *view,
 	}
 }
 
-func effectOf(a deadAsked, action string, n int64) []string {
-	some := func(what string) string { return words.Of(n, what) }
+// effectOf describes an act on n letters, or on too many to count them for a form.
+func effectOf(a deadAsked, action string, n int64, few bool) []string {
+	some := func(what string) string {
+		if !few {
+			return "all " + what + "s that match (too many to count here)"
+		}
+		return words.Of(n, what)
+	}
 	switch {
 	case action == deadletter.Retry && a.Source == deadletter.Outbox:
 		return []string{"Puts " + some("message") + " back into the outbox, behind all others. A relay publishes them.",

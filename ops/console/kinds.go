@@ -51,7 +51,7 @@ func (c *Console) kindsData(ctx context.Context, v *view) (any, error) {
 		row := kindRow{Name: e.Name, Plural: e.Plural, From: e.From, To: e.To, Lists: e.Forward + ", " + e.Reverse,
 			Attributes: attributes(e.Attributes), Source: source(e.Name)}
 		if e.Self {
-			row.Has = append(row.Has, "to itself")
+			row.Has = append(row.Has, "lead to itself")
 		}
 		p.Edges = append(p.Edges, row)
 	}

@@ -1,7 +1,12 @@
 package console_test
 
 import (
+	"bytes"
+	"errors"
+	"io"
+	"mime/multipart"
 	"net/http"
+	"net/url"
 	"strings"
 	"testing"
 
@@ -28,6 +33,60 @@ func (a *answer) file() string {
 		}
 	}
 	return ""
+}
+
+// TestAFileOfKindsIsUploaded sends a form as a browser without scripts does. The file replaces the
+// field, and the plan's form has it in the field.
+func TestAFileOfKindsIsUploaded(t *testing.T) {
+	t.Parallel()
+	h := openDesk(t)
+	ada := h.signIn(t, h.Tokens.Admin)
+	const apply = "/console/act/kinds.apply"
+	form := page(t, ada, apply).form("reason", "a shop for music")
+	send := func(file string, in url.Values) *answer {
+		t.Helper()
+		var body bytes.Buffer
+		w := multipart.NewWriter(&body)
+		for name, values := range in {
+			for _, value := range values {
+				if err := w.WriteField(name, value); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		part, err := w.CreateFormFile("file_upload", "kinds.yaml")
+		if err == nil {
+			_, err = io.WriteString(part, file)
+		}
+		if err := errors.Join(err, w.Close()); err != nil {
+			t.Fatal(err)
+		}
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, h.url+apply, &body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Content-Type", w.FormDataContentType())
+		return ada.do(req)
+	}
+	large := strings.Repeat("# too large\n", 30_000)
+	for _, a := range []*answer{send(large, form), ada.post(apply, page(t, ada, apply).form("file", large))} {
+		if a.says("The form is too large"); a.status != http.StatusRequestEntityTooLarge {
+			t.Errorf("a large file: status %d", a.status)
+		}
+	}
+	send("\x00\xff", form).says("This is not a file of kinds")
+	file := strings.Replace(music, "children:", "  admire: {plural: admires, from: user, to: user, self: true, "+
+		"ends: [admirer_id, admired_id], forward: admires, reverse: admirers}\nchildren:", 1)
+	plan := send(file, form).says("The plan", "edges.play: added")
+	if plan.status != http.StatusOK || plan.file() != file || !strings.Contains(plan.body, `enctype="multipart/form-data"`) {
+		t.Errorf("the plan: status %d, %q\n%s", plan.status, plan.file(), plan.body)
+	}
+	in := plan.form("reason", "a shop for music", "file", file)
+	if other := send("objects: {song: songs}\n", in).says("The plan"); other.form().Get("seen") == in.Get("seen") {
+		t.Errorf("another file is applied under the plan of the first: %s", other.text())
+	}
+	ada.ended(send("", in)).says("done", "Applied version ", "4 changes") // without a file the field counts
+	page(t, ada, "/console/kinds").says("admires, admirers lead to itself applied")
 }
 
 // TestAChangeOfKindsIsPlannedAndApplied pastes a file, sees its plan, applies it, and then removes

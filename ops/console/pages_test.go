@@ -23,7 +23,7 @@ func TestTheStateOfTheInstallation(t *testing.T) {
 	page(t, ada, "/console/").says("Truth and outbox", "1,234 pending", "No running relay holds partition 0", "followercounts")
 	page(t, ada, "/console/partitions").says("stuck", "no relay", "EVENTS-0", "0–31")
 	page(t, ada, "/console/consumers").says("followercounts", "nobody runs it", "not verified yet", "has not compared anything yet")
-	page(t, ada, "/console/kinds").says("follow", "threaded", "built in", "No kind was added")
+	page(t, ada, "/console/kinds").says("follow", "threaded", "built in", "No kind was added", "change the kinds above")
 	page(t, ada, "/console/doctor").says("unheld-partition", "No running relay holds partition 0", "Remedy")
 	for _, path := range []string{"/console/partitions", "/console/consumers", "/console/doctor", "/console/live/partitions"} {
 		if a := amy.get(path); a.status != 403 || strings.Contains(a.body, "EVENTS") {
@@ -69,7 +69,7 @@ func TestOperatorsSeeTheUpstreams(t *testing.T) {
 	if _, err := declared.Add(t.Context(), h.pool, declared.Request{Upstream: *u, Actor: "ada"}); err != nil {
 		t.Fatal(err)
 	}
-	page(t, ada, "/console/kinds").says("order com.example.order.placed.v1 /shop all 65536 bytes orders_service")
+	page(t, ada, "/console/kinds").says("order com.example.order.placed.v1 /shop all 65,536 bytes orders_service")
 	page(t, h.signIn(t, h.Tokens.TenantAdmin), "/console/kinds").without("orders_service")
 
 	// Its events are on the pages of events, failed attempts and dead letters.

@@ -106,13 +106,14 @@ func (d *Desk) Start(ctx context.Context, o Operation) (Operation, error) {
 	return s.get(ctx, o.ID)
 }
 
-// Count returns the Total that an operation would get. It reads all its letters.
-func (d *Desk) Count(ctx context.Context, o Operation) (int64, error) {
+// Count returns the Total that an operation would get. few is false if it would have to read more
+// than deadletter.MaxCount letters.
+func (d *Desk) Count(ctx context.Context, o Operation) (n int64, few bool, err error) {
 	s, err := d.sourceOf(o.Source)
 	if err != nil {
-		return 0, err
+		return 0, false, err
 	}
-	return s.reader.Count(ctx, o.filter())
+	return deadletter.CountFew(ctx, s.reader, o.filter())
 }
 
 // Get returns an operation of the tenant, or ErrNotFound. Tenant 0 means any tenant.

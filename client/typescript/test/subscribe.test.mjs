@@ -5,6 +5,7 @@ import assert from 'node:assert/strict';
 import { execFile, spawn } from 'node:child_process';
 import { randomUUID } from 'node:crypto';
 import { once } from 'node:events';
+import { writeFile } from 'node:fs/promises';
 import { createInterface } from 'node:readline';
 import { after, before, test as nodeTest } from 'node:test';
 import { setTimeout as pause } from 'node:timers/promises';
@@ -13,6 +14,7 @@ import { isDeepStrictEqual, promisify } from 'node:util';
 import { handle, Health, PermanentError } from '../dist/esm/subscribe/index.js';
 import { startDev, tidings as binary } from '../scripts/dev.mjs';
 import { natsOptions } from './nats.mjs';
+import { generates, ownProject } from './project.mjs';
 
 const test = (name, fn) => nodeTest(name, { timeout: 300_000 }, fn);
 
@@ -498,6 +500,80 @@ test('processes in order keep the order between them, over a freeze, a death and
   await arrived();
   assert.deepEqual(await a.kill('SIGTERM'), [0, null]);
   for (const id of ids) assert.deepEqual(firsts.get(`${id}`), w.versions, `follower ${id}`);
+});
+
+test('readers of kinds of one\'s own have generated types, and are exact over a kill and resizes', async (t) => {
+  if (!generates) return t.diagnostic(`Node ${process.versions.node} cannot run the generator: a reader of own kinds is not tested`);
+  const file = `${dev.dir}/club.yaml`;
+  await writeFile(file, `objects: {book: books}
+edges: {reading: {plural: readings, from: user, to: book, forward: readings, reverse: readers}}
+children: {note: {plural: notes, parent: book}}
+`);
+  await run(binary, ['kinds', 'apply', file, '--reason', 'a book club', '--data', dev.dir]);
+  const { each, isProblem, Tidings } = await import('../dist/esm/index.js');
+  const tidings = new Tidings({ url: dev.api, token: dev.token });
+  const list = (list, book_id) => each((r) => tidings.http.get({ ...r, url: `/v1/books/{book_id}/${list}` }).then(({ data }) => data),
+    { path: { book_id } });
+  const books = ['1', '2', '3', '4'];
+  const readings = ids.map((id) => ({ user_id: `${id}`, book_id: books[id % books.length] }));
+  const made = []; // the notes
+  let versions = 0;
+  const write = async () => {
+    const op = versions % 2 === 0 ? 'put' : 'remove';
+    for await (const { outcome } of tidings.batch('readings', readings.map((r) => ({ op, ...r })))) assert.ok(outcome.status < 300, op);
+    for (const book_id of books) {
+      made.push((await tidings.http.post({ url: '/v1/books/{book_id}/notes', path: { book_id }, body: { author_id: '7', body: 'well' } })).data.note_id);
+    }
+    versions++;
+  };
+  await until(() => tidings.http.get({ url: '/v1/books/{book_id}/notes', path: { book_id: '1' } }).then(() => true,
+    (e) => (isProblem(e, 'route-unknown', 'not-found') ? false : Promise.reject(e)))); // the API reads the kinds
+  const { project } = await ownProject(dev, 'club.ts');
+
+  const [seen, notes, by] = [new Map(), new Set(), new Map()];
+  nc.subscribe('told.club', { callback: (_, m) => {
+    const { reading, note, pid } = m.json();
+    by.set(pid, (by.get(pid) ?? 0) + 1);
+    if (note !== undefined) return notes.add(note.note_id);
+    const pair = `${reading.user_id} ${reading.book_id}`;
+    const all = seen.get(pair) ?? [];
+    if (!all.some(({ version }) => version === reading.version)) seen.set(pair, [...all, reading]); // of a repetition the first counts
+  } });
+  const start = () => {
+    const p = startProcess(() => {}, process.execPath, [`${project}/club.js`, JSON.stringify(natsOptions(dev.nats_url))]);
+    t.after(() => p.signal('SIGKILL'));
+    return p;
+  };
+  const arrived = () => until(() => made.every((id) => notes.has(id)) &&
+    readings.every((r) => seen.get(`${r.user_id} ${r.book_id}`)?.at(-1).version === versions));
+  await resize(2);
+  const [a, b] = [start(), start()];
+  while (!by.has(a.pid) || !by.has(b.pid)) await write();
+  const unfinished = write();
+  assert.deepEqual(await a.kill('SIGKILL'), [null, 'SIGKILL']);
+  await unfinished;
+  await resize(4);
+  await write();
+  const c = start();
+  await arrived();
+  assert.deepEqual(await b.kill('SIGKILL'), [null, 'SIGKILL']);
+  await write();
+  await resize(1);
+  if (versions % 2 === 0) await write(); // the readings exist
+  await arrived();
+  await c.kill('SIGKILL');
+
+  for (const all of seen.values()) assert.deepEqual(all.map(({ version }) => version), Array.from({ length: versions }, (_, i) => i + 1));
+  assert.deepEqual([...notes].sort(), made.sort());
+  for (const book of books) {
+    const readers = [...seen.values()].map((all) => all.at(-1)).filter((r) => r.book_id === book && r.status === 'ACTIVE').map((r) => r.user_id);
+    const listed = async () => {
+      const all = [];
+      for await (const reader of list('readers', book)) all.push(reader.user_id);
+      return all;
+    };
+    await until(async () => isDeepStrictEqual((await listed()).sort(), readers.sort())); // the API's tables follow
+  }
 });
 
 test('a subscriber in Go and one in TypeScript with its name share the work, and one takes over when the other dies', async () => {

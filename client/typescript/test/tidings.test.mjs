@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import { execFile } from 'node:child_process';
 import { createHash } from 'node:crypto';
-import { mkdir, mkdtemp, readdir, readFile, rm, symlink, writeFile } from 'node:fs/promises';
+import { mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { after, before, test as nodeTest } from 'node:test';
 import { setTimeout as pause } from 'node:timers/promises';
@@ -10,6 +10,7 @@ import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
 import { codes, each, ifChanged, ifMatch, isProblem, pages, Tidings } from '../dist/esm/index.js';
 import { startDev, tidings as binary } from '../scripts/dev.mjs';
+import { generates, ownProject } from './project.mjs';
 
 const test = (name, fn) => nodeTest(name, { timeout: 300_000 }, fn);
 
@@ -136,34 +137,17 @@ test('kinds of an installation go through http, batch and session, and have gene
   for await (const player of each(players, { path: { song_id: '9007199254740993' }, query: { limit: 1 } })) ids.push(player.user_id);
   assert.deepEqual(ids.sort(), ['7', '8']);
 
-  const [major, minor] = process.versions.node.split('.').map(Number);
-  if (major < 20 || (major === 20 && minor < 19)) {
-    return t.diagnostic(`Node ${process.versions.node} cannot run the generator: methods of own kinds are not tested`);
-  }
-  const root = fileURLToPath(new URL('..', import.meta.url));
-  const project = await mkdtemp(join(dev.dir, 'own-'));
-  await mkdir(join(project, 'node_modules', '@tidings'), { recursive: true });
-  await symlink(root, join(project, 'node_modules', '@tidings', 'client'));
-  await writeFile(join(project, 'package.json'), '{"type":"module"}');
-  await writeFile(join(project, 'own.ts'), await readFile(new URL('own.ts', import.meta.url)));
-  const page = await readFile(new URL('../../../docs/typescript.md', import.meta.url), 'utf8');
-  const [, version, args] = /^npx @hey-api\/openapi-ts@(\S+) (.*)$/m.exec(page);
-  const { devDependencies } = JSON.parse(await readFile(join(root, 'package.json'), 'utf8'));
-  assert.equal(version, devDependencies['@hey-api/openapi-ts']);
-  const node = async (...args) => (await promisify(execFile)(process.execPath, args, { cwd: project }).catch((e) =>
-    assert.fail(`${e.message}\n${e.stdout}`))).stdout;
-  const bin = (name) => join(root, 'node_modules', name);
-  await node(bin('@hey-api/openapi-ts/bin/run.js'), ...args.replace('https://tidings.example.com', dev.api).split(' '));
-  await node(bin('typescript/bin/tsc'), '--module', 'nodenext', '--target', 'es2022', '--strict', 'own.ts');
+  if (!generates) return t.diagnostic(`Node ${process.versions.node} cannot run the generator: methods of own kinds are not tested`);
+  const node = await ownProject(dev, 'own.ts');
   assert.equal(await node('own.js', dev.api, dev.token), '7\nradio\nnot-found\n2\n');
 });
 
 test('the page has the code that the compiler has checked', async () => {
   const page = await readFile(new URL('../../../docs/typescript.md', import.meta.url), 'utf8');
   const read = (name) => readFile(new URL(name, import.meta.url), 'utf8');
-  const compiled = (await read('page.ts')) + (await read('own.ts'));
+  const compiled = (await read('page.ts')) + (await read('own.ts')) + (await read('club.ts'));
   const blocks = [...page.matchAll(/^```ts\n(.*?)^```$/gms)].map((m) => m[1]);
-  assert.equal(blocks.length, 4);
+  assert.equal(blocks.length, 5);
   for (const block of blocks) assert.ok(compiled.includes(block), block);
 });
 

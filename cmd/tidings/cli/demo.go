@@ -93,15 +93,12 @@ func (s *session) demo(ctx context.Context, f demoFlags) error {
 	if elsewhere && (f.trouble || f.tenant != devTenant) {
 		return &usageError{errors.New("--trouble and --tenant need the dev of --data: do not use them with --url or --token")}
 	}
-	if f.URL == "" || f.Token == "" {
-		in, err := s.instance(s.data)
-		if err != nil {
-			return fmt.Errorf("%w, or give --url and --token", err)
-		}
-		f.URL, f.Token = cmp.Or(f.URL, in.API), cmp.Or(f.Token, in.Token)
+	explain, err := s.api(s.data, &f.URL, &f.Token)
+	if err != nil {
+		return err
 	}
 	if !f.trouble && f.tenant == devTenant {
-		return s.live(ctx, f, nil)
+		return explain(s.live(ctx, f, nil))
 	}
 	return s.withDev(ctx, func(pool *pgxpool.Pool) (err error) {
 		if f.tenant != devTenant {

@@ -1,11 +1,13 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/http"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -13,8 +15,10 @@ import (
 	"github.com/sethvargo/go-envconfig"
 	"github.com/spf13/cobra"
 
+	"github.com/tidings/tidings/client"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/ops/load"
 )
 
 // instanceFile is the file in which a running dev writes its addresses and tokens.
@@ -108,6 +112,48 @@ func (p Process) instance(data string) (instance, error) {
 	return readInstance(dir)
 }
 
+// running is instance, and an error if that dev has ended. A killed dev leaves its file behind.
+func (p Process) running(data string) (instance, error) {
+	in, err := p.instance(data)
+	if err != nil {
+		return in, err
+	}
+	if err := syscall.Kill(in.PID, 0); errors.Is(err, syscall.ESRCH) {
+		dir, _ := p.dataDir(data) // p.instance has found it
+		return in, fmt.Errorf("%s: the `tidings dev` that wrote this file (process %d) has ended. Start it again, or name another "+
+			"directory with --data", filepath.Join(dir, instanceFile), in.PID)
+	}
+	return in, nil
+}
+
+// api fills in the address of the API and the token from the running dev, if a flag did not give
+// them. explain adds to an error of the API what the caller cannot know: that the file may be of
+// another server, because a process id or a port was used again.
+func (p Process) api(data string, url, token *string) (explain func(error) error, err error) {
+	explain = func(err error) error { return err }
+	if *url != "" && *token != "" {
+		return explain, nil
+	}
+	in, err := p.running(data)
+	if err != nil {
+		return nil, fmt.Errorf("%w, or give --url and --token", err)
+	}
+	if *token == "" {
+		dir, _ := p.dataDir(data) // p.running has found it
+		explain = func(err error) error {
+			if refused, is := errors.AsType[*load.RefusedError](err); client.StatusOf(err) == http.StatusUnauthorized ||
+				is && refused.Status == http.StatusUnauthorized {
+				return fmt.Errorf("%w. The token is that of %s, and %s does not know it, perhaps because it serves another database. "+
+					"Start the dev of this file again, name the directory of the server's dev with --data, or give --url and --token",
+					err, filepath.Join(dir, instanceFile), *url)
+			}
+			return err
+		}
+	}
+	*url, *token = cmp.Or(*url, in.API), cmp.Or(*token, in.Token)
+	return explain, nil
+}
+
 // dataDir returns data, or the default directory if data is "".
 func (p Process) dataDir(data string) (string, error) {
 	if data == "" {
@@ -134,14 +180,9 @@ func (p Process) servers(ctx context.Context, data string) (servers, error) {
 	if data == "" && s.DatabaseURL != "" {
 		return s, errors.Join(s.Postgres.Validate(), s.Broker.Validate())
 	}
-	in, err := p.instance(data)
+	in, err := p.running(data)
 	if err != nil {
 		return s, fmt.Errorf("%w, or set DATABASE_URL and NATS_URL", err)
-	}
-	if err := syscall.Kill(in.PID, 0); errors.Is(err, syscall.ESRCH) {
-		dir, _ := p.dataDir(data) // p.instance has found it
-		return s, fmt.Errorf("%s: the `tidings dev` here (process %d) has ended. Start it again, or name another directory with --data, "+
-			"or set DATABASE_URL and NATS_URL", dir, in.PID)
 	}
 	s.DatabaseURL, s.ProjectionsDatabaseURL, s.Broker.URL = in.DatabaseURL, in.ProjectionsDatabaseURL, in.NATSURL
 	return s, nil

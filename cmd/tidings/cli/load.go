@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -100,12 +99,9 @@ func (s *session) loadFrom(ctx context.Context, cfg load.Config, kind, generate 
 	if (generate != "") == (len(args) == 1) {
 		return nil, &usageError{errors.New("load needs either a FILE (- for stdin), or --generate")}
 	}
-	if cfg.URL == "" || cfg.Token == "" {
-		in, err := s.instance(s.data)
-		if err != nil {
-			return nil, fmt.Errorf("%w, or give --url and --token", err)
-		}
-		cfg.URL, cfg.Token = cmp.Or(cfg.URL, in.API), cmp.Or(cfg.Token, in.Token)
+	explain, err := s.api(s.data, &cfg.URL, &cfg.Token)
+	if err != nil {
+		return nil, err
 	}
 	l, err := load.New(cfg)
 	if err != nil {
@@ -113,10 +109,11 @@ func (s *session) loadFrom(ctx context.Context, cfg load.Config, kind, generate 
 	}
 	w, done, err := s.loading(ctx, l, kind, generate, args)
 	if err != nil {
-		return nil, err
+		return nil, explain(err)
 	}
 	defer done()
-	return s.load(ctx, l, w)
+	r, err := s.load(ctx, l, w)
+	return r, explain(err)
 }
 
 // loading reads the kind from the API, and prepares the load of the file or of the generated rows.

@@ -6,7 +6,9 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -86,6 +88,49 @@ func TestLoadCommand(t *testing.T) {
 	if code, _, stderr := run(t, nil, "", "load", file, "--data", t.TempDir()); code != 1 ||
 		!strings.Contains(stderr, "no `tidings dev` is running here") {
 		t.Errorf("without a dev: exit code %d, %s", code, stderr)
+	}
+}
+
+// TestAFileOfAnotherDevSaysSo has files that a dev left behind: it ended, or another server has its
+// address or its process id now.
+func TestAFileOfAnotherDevSaysSo(t *testing.T) {
+	t.Parallel()
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/problem+json")
+		w.WriteHeader(http.StatusUnauthorized)
+		_, _ = io.WriteString(w, `{"title":"Unauthorized","status":401,"code":"unauthenticated","detail":"no such token"}`)
+	}))
+	defer srv.Close()
+	ended := exec.Command("true")
+	if err := ended.Run(); err != nil {
+		t.Fatal(err)
+	}
+	data := t.TempDir()
+	file := filepath.Join(data, instanceFile)
+	for _, c := range []struct {
+		pid   int
+		flags []string
+		want  []string
+		not   string
+	}{
+		{ended.Process.Pid, nil, []string{file + ": the `tidings dev` that wrote this file", "has ended. Start it again",
+			"or give --url and --token"}, "401"},
+		{os.Getpid(), nil, []string{"401", "The token is that of " + file + ", and " + srv.URL + " does not know it"}, ""},
+		{os.Getpid(), []string{"--url", srv.URL}, []string{"401", "The token is that of " + file}, ""},
+		{os.Getpid(), []string{"--token", "mine"}, []string{"401", "no such token"}, file},
+	} {
+		if err := (instance{API: srv.URL, Token: "secret", PID: c.pid}).write(data); err != nil {
+			t.Fatal(err)
+		}
+		for _, command := range [][]string{{"load", "-"}, {"demo", "--duration", "1m"}} {
+			args := slices.Concat(command, []string{"--data", data}, c.flags)
+			code, stdout, stderr := run(t, nil, "1 2\n", args...)
+			for _, want := range c.want {
+				if code != exitError || !strings.Contains(stderr, want) || c.not != "" && strings.Contains(stderr, c.not) {
+					t.Errorf("%v: exit code %d\n%s%s\nwant %q, and not %q", args, code, stdout, stderr, want, c.not)
+				}
+			}
+		}
 	}
 }
 

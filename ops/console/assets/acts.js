@@ -82,7 +82,8 @@
   };
 
   const send = async (form) => {
-    const body = new URLSearchParams(new FormData(form));
+    const data = new FormData(form);
+    const body = form.enctype === "multipart/form-data" ? data : new URLSearchParams(data);
     let answer;
     let page;
     try {
@@ -121,6 +122,22 @@
     } catch { /* no answer: the browser says so */ }
     location.assign(link.href);
   });
+  // A chosen file fills its field at once, so that the reader sees it and may change it.
+  document.addEventListener("change", async (e) => {
+    const chosen = e.target.closest("input[data-fills]");
+    const file = chosen && chosen.files[0];
+    if (!file) return;
+    const field = document.getElementById(chosen.dataset.fills);
+    const says = document.getElementById(chosen.getAttribute("aria-describedby"));
+    chosen.value = ""; // else the console takes the file instead of the field
+    if (file.size > 200_000) {
+      says.textContent = `${file.name} is larger than 200 kB.`;
+      return;
+    }
+    field.value = await file.text();
+    says.textContent = `The text above is that of ${file.name}.`;
+  });
+
   dialog.addEventListener("submit", (e) => {
     if (e.target.method !== "post") return;
     e.preventDefault();
