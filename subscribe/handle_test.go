@@ -537,8 +537,8 @@ func TestTheTurnToReadInOrderMovesAtAnyMoment(t *testing.T) {
 	d.firstsInOrder(t)
 }
 
-// TestWhatWaitsBehindAFailingEventDelaysNoOtherAggregate has more events of a failing aggregate than
-// an instance with one place holds.
+// TestWhatWaitsBehindAFailingEventDelaysNoOtherAggregate has more events of a failing aggregate
+// than an instance with one place holds.
 func TestWhatWaitsBehindAFailingEventDelaysNoOtherAggregate(t *testing.T) {
 	r, d := newRig(t, 1), newDiary()
 	const events, aggregates = 60, 12

@@ -40,8 +40,8 @@ const (
 	perCall     = 16              // events in hand for each place, enough that no place waits for NATS
 	pullWait    = 3 * time.Second // the wait of one request for more events
 	settleEvery = 500 * time.Millisecond
-	// The memory of events that wait behind a failing one of their aggregate, counted as 1 KiB each and
-	// their payloads. Until then they take no room from other aggregates.
+	// The memory of events that wait behind a failing one of their aggregate, counted as 1 KiB each
+	// and their payloads. Until then they take no room from other aggregates.
 	maxParked = 8 << 20
 )
 
