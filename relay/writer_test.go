@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -163,6 +164,89 @@ func TestAWriterMarksWhatItPublishedBeforeItEnds(t *testing.T) {
 				t.Errorf("behind %d messages the partition is %+v, %v", d.Messages, p, err)
 			}
 		})
+	}
+}
+
+// TestTheMarkOfAWokenWriterWaitsForTheNextWakeUp: then a steady row costs one exchange with the
+// database. Without a wake-up for it, the mark waits for markWithin, and it never waits after rows
+// that polling has found.
+func TestTheMarkOfAWokenWriterWaitsForTheNextWakeUp(t *testing.T) {
+	t.Parallel()
+	pool, b := testkit.Postgres(t).Pool(t, postgres.RoleSystem), testkit.NATS(t)
+	r := newRelay(t, pool, b)
+	r.markWithin, r.cfg.PollInterval, r.cfg.RoundInterval = time.Hour, time.Hour, 0
+	w := caughtUp(t, r)
+	var exchanges atomic.Int64
+	acked := make(chan struct{}, 100)
+	r.step = func(step string) {
+		switch step {
+		case "after mark":
+			exchanges.Add(1)
+		case "after ack":
+			acked <- struct{}{}
+		}
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	ended := make(chan error, 1)
+	go func() { ended <- w.rounds(ctx, t.Context()) }()
+
+	insertRow(t, pool, 1, "created")
+	testkit.Eventually(t, "a writer that polls to mark its row", func() (bool, error) {
+		stats, err := outbox.ReadStats(t.Context(), pool)
+		return stats.Pending == 0, err
+	})
+	<-acked
+	const last = 60
+	for n := int64(2); n <= last; n++ {
+		if n == 30 { // until then some wake-up was quicker than polling
+			exchanges.Store(0)
+		}
+		insertRow(t, pool, n, "created")
+		w.wake.Notify()
+		<-acked
+		if n%5 == 0 { // takes many times as long as an exchange
+			inspect(t, t.Context(), pool, b)
+		}
+	}
+	// one more if a wake-up was late, so that the one before it found its row
+	if rows, got := int64(last-30+1), exchanges.Load(); got < rows || got > rows+1 {
+		t.Errorf("%d rows took %d exchanges with the database", rows, got)
+	}
+	if d := inspect(t, t.Context(), pool, b); d.Messages != last || d.Pending != 1 || d.Unmarked != 1 {
+		t.Errorf("want %d messages, of which the last waits for its mark: %+v", last, d)
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if d := inspect(t, t.Context(), pool, b); d.Pending+d.Unmarked+d.Duplicates+d.FalseMarks > 0 {
+		t.Errorf("a writer that stops leaves %+v", d)
+	}
+}
+
+// TestAMarkWaitsNoLongerThanThePollInterval: in that time a relay finds rows without a wake-up.
+func TestAMarkWaitsNoLongerThanThePollInterval(t *testing.T) {
+	t.Parallel()
+	pool, b := testkit.Postgres(t).Pool(t, postgres.RoleSystem), testkit.NATS(t)
+	r := newRelay(t, pool, b)
+	r.markWithin = time.Hour
+	w := caughtUp(t, r)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	ended := make(chan error, 1)
+	go func() { ended <- w.rounds(ctx, t.Context()) }()
+	for n := range int64(20) { // some wake-up is quicker than polling
+		insertRow(t, pool, n+1, "created")
+		w.wake.Notify()
+		testkit.Eventually(t, "a row without a further wake-up to be marked", func() (bool, error) {
+			stats, err := outbox.ReadStats(t.Context(), pool)
+			return stats.Pending == 0, err
+		})
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
 }
 

@@ -227,8 +227,9 @@ func testBenchOthers(t *testing.T, b benches) {
 		"overload --duration 300ms --clients 2 --connections 4 --factor 1.5":         {"sustained", "overload"},
 		"project --events 100 --users 50 --cases celebrity":                          {"celebrity"},
 		"relay --messages 200 --relays 1 --broker-sync default":                      {"relay"},
-		"relay --messages 200 --rtt 2ms --pairs 1 --broker-sync default":             {"without-network", "with-network", "without-network", "network"},
-		"serve --idle 100ms --duration 300ms --rate 20":                              {"fleet", "serve"},
+		"relay --messages 200 --rtt 2ms --pairs 1 --broker-sync default": {"without-network", "with-network", "without-network",
+			"network"},
+		"serve --idle 100ms --duration 300ms --rate 20": {"fleet", "serve"},
 		"sizes --rows 1000": {"edges", "edge_lists", "edge_counts", "follow_history", "children", "child_keys", "child_lists",
 			"comment_history", "outbox, follows, written", "outbox, follows, published", "outbox, follows, archived"},
 	} {
