@@ -5,7 +5,6 @@ import (
 	"errors"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -169,56 +168,63 @@ func TestAWriterMarksWhatItPublishedBeforeItEnds(t *testing.T) {
 
 // TestTheMarkOfAWokenWriterWaitsForTheNextWakeUp: then a steady row costs one exchange with the
 // database. Without a wake-up for it, the mark waits for markWithin, and it never waits after rows
-// that polling has found.
+// that polling has found. The rows are added between two steps of the writer.
 func TestTheMarkOfAWokenWriterWaitsForTheNextWakeUp(t *testing.T) {
 	t.Parallel()
 	pool, b := testkit.Postgres(t).Pool(t, postgres.RoleSystem), testkit.NATS(t)
 	r := newRelay(t, pool, b)
-	r.markWithin, r.cfg.PollInterval, r.cfg.RoundInterval = time.Hour, time.Hour, 0
+	// a wake-up that is there already comes before the end of such an interval
+	r.markWithin, r.cfg.PollInterval, r.cfg.RoundInterval = time.Hour, time.Hour, 100*time.Millisecond
 	w := caughtUp(t, r)
-	var exchanges atomic.Int64
-	acked := make(chan struct{}, 100)
+	const rows = 6
+	exchanges, added, published, done := 0, 1, 0, make(chan struct{})
+	insertRow(t, pool, 1, "created")
+	add := func() {
+		added++
+		if _, err := pool.Exec(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+			VALUES (1, 'post', $1::int, 'created', '{}')`, added); err != nil {
+			t.Error(err)
+		}
+		w.wake.Notify()
+	}
 	r.step = func(step string) {
-		switch step {
-		case "after mark":
-			exchanges.Add(1)
-		case "after ack":
-			acked <- struct{}{}
+		switch {
+		case step == "after mark":
+			if exchanges++; published == 1 && added == 1 { // polling found row 1, and this was its mark
+				exchanges = 0
+				add()
+			}
+		case step == "after ack":
+			if published++; published == rows {
+				close(done)
+			} else if published > 1 {
+				add()
+			}
 		}
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	ended := make(chan error, 1)
 	go func() { ended <- w.rounds(ctx, t.Context()) }()
-
-	insertRow(t, pool, 1, "created")
-	testkit.Eventually(t, "a writer that polls to mark its row", func() (bool, error) {
-		stats, err := outbox.ReadStats(t.Context(), pool)
-		return stats.Pending == 0, err
-	})
-	<-acked
-	const last = 60
-	for n := int64(2); n <= last; n++ {
-		if n == 30 { // until then some wake-up was quicker than polling
-			exchanges.Store(0)
-		}
-		insertRow(t, pool, n, "created")
-		w.wake.Notify()
-		<-acked
-		if n%5 == 0 { // takes many times as long as an exchange
-			inspect(t, t.Context(), pool, b)
-		}
+	select {
+	case <-done:
+	case err := <-ended:
+		t.Fatal(err)
+	case <-time.After(testkit.Stretched(30 * time.Second)):
+		t.Fatal("the rows are not published")
 	}
-	// one more if a wake-up was late, so that the one before it found its row
-	if rows, got := int64(last-30+1), exchanges.Load(); got < rows || got > rows+1 {
-		t.Errorf("%d rows took %d exchanges with the database", rows, got)
-	}
-	if d := inspect(t, t.Context(), pool, b); d.Messages != last || d.Pending != 1 || d.Unmarked != 1 {
-		t.Errorf("want %d messages, of which the last waits for its mark: %+v", last, d)
+	for start := time.Now(); time.Since(start) < 3*r.cfg.RoundInterval; {
+		if d := inspect(t, t.Context(), pool, b); d.Messages != rows || d.Pending != 1 || d.Unmarked != 1 {
+			t.Errorf("want %d messages, of which the last waits for its mark: %+v", rows, d)
+			break
+		}
 	}
 	stop()
 	if err := <-ended; err != nil {
 		t.Error(err)
+	}
+	if got, want := exchanges, rows-1+1; got != want { // one for each row after the first, and one at the end
+		t.Errorf("%d rows took %d exchanges with the database, want %d", rows-1, got, want)
 	}
 	if d := inspect(t, t.Context(), pool, b); d.Pending+d.Unmarked+d.Duplicates+d.FalseMarks > 0 {
 		t.Errorf("a writer that stops leaves %+v", d)
