@@ -88,6 +88,7 @@ type Relay struct {
 
 	sessions      int           // attempted: each connects to another server
 	pace          pace          // measured cost of publishes, over all partitions
+	markWithin    time.Duration // the constant; tests change it
 	floorEvery    time.Duration // between samples of the horizon while there is nothing to mark; tests change it
 	durablesEvery time.Duration // between readings of the durable consumers; tests change it
 	sureAfter     time.Duration // broker.Doubt's After; 0 except in tests
@@ -103,7 +104,7 @@ func New(cfg Config, pool *pgxpool.Pool, brokerCfg broker.Config, log *slog.Logg
 		cfg: cfg, pool: pool, broker: brokerCfg, owner: lease.Owner("relay"), log: log.With("component", "relay"), base: log,
 		metrics: newMetrics(reg), names: names{pool: pool, source: brokerCfg.Source},
 		state: errors.New("starting"), trouble: make(map[int]error), doubts: make(map[loss]*broker.Doubt), floorEvery: floorEvery,
-		sessions: rand.Int(), durablesEvery: durablesEvery,
+		markWithin: markWithin, sessions: rand.Int(), durablesEvery: durablesEvery,
 	}
 	if brokerCfg.LiveObjects {
 		r.objects = newObjects(r)

@@ -43,6 +43,7 @@ type writer struct {
 const (
 	pipelineFrom      = 64                     // from this many rows on, the relay claims the next ones during the publish
 	dueEvery          = 100 * time.Millisecond // between claims of due delayed rows
+	markWithin        = 20 * time.Millisecond  // the longest wait of a mark for the claim of the next wake-up
 	floorEvery        = time.Second            // between samples of the horizon while there is nothing to mark
 	floorCheckPeriods = 5                      // floorEvery periods per check below the floor
 	floorCheckRows    = 10_000                 // most rows per such check
@@ -182,13 +183,16 @@ func (w *writer) tell(ctx context.Context, err error) {
 // error the outcome of the last publish may be unknown.
 //
 // The relay publishes few rows at once and marks them with the next claim. So a round costs one
-// exchange with the database and one publish, and the relay pauses between rounds. While many rows
-// wait, the relay publishes some and claims the next ones at the same time.
+// exchange with the database and one publish, and the relay pauses between rounds. If a wake-up
+// began the round, another one probably begins the next, and the mark waits for it. Otherwise the
+// relay has found the rows by polling. Then it polls again soon, because others may follow. While
+// many rows wait, the relay publishes some and claims the next ones at the same time.
 func (w *writer) rounds(ctx, drain context.Context) error {
 	var (
 		rows    []outbox.Row // claimed, not yet published
 		mark    *outbox.Mark // of all rows published since the last exchange
 		idle    = w.cfg.RoundInterval
+		woken   bool // a wake-up ended the last wait
 		closing bool
 	)
 	for {
@@ -228,18 +232,22 @@ func (w *writer) rounds(ctx, drain context.Context) error {
 			idle = w.cfg.RoundInterval
 			continue
 		}
-		if mark != nil {
+		if mark != nil && !woken {
 			idle = w.cfg.RoundInterval
 			work.Sleep(ctx, time.Until(began.Add(w.cfg.RoundInterval)))
 			continue
 		}
-		w.awaitWork(ctx, began, idle)
+		if mark != nil {
+			idle = min(max(w.markWithin, w.cfg.RoundInterval), w.cfg.PollInterval)
+		}
+		woken = w.awaitWork(ctx, began, idle)
 		idle = min(max(2*idle, time.Millisecond), w.cfg.PollInterval)
 	}
 }
 
 // awaitWork waits for a wake-up, at most for idle, and keeps rounds at least RoundInterval apart.
-func (w *writer) awaitWork(ctx context.Context, began time.Time, idle time.Duration) {
+// It reports whether a wake-up came.
+func (w *writer) awaitWork(ctx context.Context, began time.Time, idle time.Duration) (woken bool) {
 	timer := time.NewTimer(idle*3/4 + rand.N(idle/4+1))
 	defer timer.Stop()
 	select {
@@ -247,7 +255,9 @@ func (w *writer) awaitWork(ctx context.Context, began time.Time, idle time.Durat
 	case <-timer.C:
 	case <-w.wake:
 		work.Sleep(ctx, time.Until(began.Add(w.cfg.RoundInterval)))
+		return true
 	}
+	return false
 }
 
 // round publishes rows while it stores mark and claims the next rows. It returns the mark of the

@@ -166,6 +166,96 @@ func TestAWriterMarksWhatItPublishedBeforeItEnds(t *testing.T) {
 	}
 }
 
+// TestTheMarkOfAWokenWriterWaitsForTheNextWakeUp: then a steady row costs one exchange with the
+// database. Without a wake-up for it, the mark waits for markWithin, and it never waits after rows
+// that polling has found. The rows are added between two steps of the writer.
+func TestTheMarkOfAWokenWriterWaitsForTheNextWakeUp(t *testing.T) {
+	t.Parallel()
+	pool, b := testkit.Postgres(t).Pool(t, postgres.RoleSystem), testkit.NATS(t)
+	r := newRelay(t, pool, b)
+	// a wake-up that is there already comes before the end of such an interval
+	r.markWithin, r.cfg.PollInterval, r.cfg.RoundInterval = time.Hour, time.Hour, 100*time.Millisecond
+	w := caughtUp(t, r)
+	const rows = 6
+	exchanges, added, published, done := 0, 1, 0, make(chan struct{})
+	insertRow(t, pool, 1, "created")
+	add := func() {
+		added++
+		if _, err := pool.Exec(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+			VALUES (1, 'post', $1::int, 'created', '{}')`, added); err != nil {
+			t.Error(err)
+		}
+		w.wake.Notify()
+	}
+	r.step = func(step string) {
+		switch {
+		case step == "after mark":
+			if exchanges++; published == 1 && added == 1 { // polling found row 1, and this was its mark
+				exchanges = 0
+				add()
+			}
+		case step == "after ack":
+			if published++; published == rows {
+				close(done)
+			} else if published > 1 {
+				add()
+			}
+		}
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	ended := make(chan error, 1)
+	go func() { ended <- w.rounds(ctx, t.Context()) }()
+	select {
+	case <-done:
+	case err := <-ended:
+		t.Fatal(err)
+	case <-time.After(testkit.Stretched(30 * time.Second)):
+		t.Fatal("the rows are not published")
+	}
+	for start := time.Now(); time.Since(start) < 3*r.cfg.RoundInterval; {
+		if d := inspect(t, t.Context(), pool, b); d.Messages != rows || d.Pending != 1 || d.Unmarked != 1 {
+			t.Errorf("want %d messages, of which the last waits for its mark: %+v", rows, d)
+			break
+		}
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if got, want := exchanges, rows-1+1; got != want { // one for each row after the first, and one at the end
+		t.Errorf("%d rows took %d exchanges with the database, want %d", rows-1, got, want)
+	}
+	if d := inspect(t, t.Context(), pool, b); d.Pending+d.Unmarked+d.Duplicates+d.FalseMarks > 0 {
+		t.Errorf("a writer that stops leaves %+v", d)
+	}
+}
+
+// TestAMarkWaitsNoLongerThanThePollInterval: in that time a relay finds rows without a wake-up.
+func TestAMarkWaitsNoLongerThanThePollInterval(t *testing.T) {
+	t.Parallel()
+	pool, b := testkit.Postgres(t).Pool(t, postgres.RoleSystem), testkit.NATS(t)
+	r := newRelay(t, pool, b)
+	r.markWithin = time.Hour
+	w := caughtUp(t, r)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	ended := make(chan error, 1)
+	go func() { ended <- w.rounds(ctx, t.Context()) }()
+	for n := range int64(20) { // some wake-up is quicker than polling
+		insertRow(t, pool, n+1, "created")
+		w.wake.Notify()
+		testkit.Eventually(t, "a row without a further wake-up to be marked", func() (bool, error) {
+			stats, err := outbox.ReadStats(t.Context(), pool)
+			return stats.Pending == 0, err
+		})
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
 // TestAWriterClaimsBesideWhatItPublishes: not the same rows again, and only one while the broker
 // refuses some row.
 func TestAWriterClaimsBesideWhatItPublishes(t *testing.T) {

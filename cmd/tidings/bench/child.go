@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/sethvargo/go-envconfig"
@@ -217,10 +218,8 @@ func (c *child) sample() (peak float64, cpu time.Duration) {
 	if c.ended { // another process may have its id
 		return c.peak, c.cpu
 	}
-	dir := fmt.Sprintf("/proc/%d/", c.cmd.Process.Pid)
-	status, err := os.ReadFile(dir + "status")
-	stat, serr := os.ReadFile(dir + "stat")
-	if err != nil || serr != nil {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", c.cmd.Process.Pid))
+	if err != nil {
 		return c.peak, c.cpu
 	}
 	if _, rest, ok := strings.Cut(string(status), "VmHWM:"); ok {
@@ -228,16 +227,49 @@ func (c *child) sample() (peak float64, cpu time.Duration) {
 			c.peak = max(c.peak, kb/1024)
 		}
 	}
+	c.cpu = max(c.cpu, processorTime(c.cmd.Process.Pid))
+	return c.peak, c.cpu
+}
+
+// processorTime returns the processor time of a process so far, or 0 if it cannot be read.
+func processorTime(pid int) time.Duration {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
 	const user, system, tick = 11, 12, 10 * time.Millisecond // fields after the name; their unit is USER_HZ (proc_pid_stat(5))
 	_, rest, _ := strings.Cut(string(stat), ") ")
-	if f := strings.Fields(rest); len(f) > system {
-		u, uerr := strconv.ParseInt(f[user], 10, 64)
-		s, serr := strconv.ParseInt(f[system], 10, 64)
-		if uerr == nil && serr == nil {
-			c.cpu = max(c.cpu, time.Duration(u+s)*tick)
-		}
+	f := strings.Fields(rest)
+	if len(f) <= system {
+		return 0
 	}
-	return c.peak, c.cpu
+	u, uerr := strconv.ParseInt(f[user], 10, 64)
+	s, serr := strconv.ParseInt(f[system], 10, 64)
+	if uerr != nil || serr != nil {
+		return 0
+	}
+	return time.Duration(u+s) * tick
+}
+
+// backends returns the processor time of PostgreSQL's backends so far, by the part that uses them.
+// A backend that has ended is missing. It returns nil if PostgreSQL is not on this machine.
+func (s *servers) backends(ctx context.Context) (map[string]time.Duration, error) {
+	rows, _ := s.owner.Query(ctx, `SELECT pid, substr(application_name, 9) FROM pg_stat_activity
+		WHERE application_name LIKE 'tidings %' AND datname = current_database()`)
+	var all map[string]time.Duration
+	var pid int
+	var part string
+	_, err := pgx.ForEachRow(rows, []any{&pid, &part}, func() error {
+		if name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); err != nil || !strings.HasPrefix(string(name), "postgres") {
+			return nil // a process of another machine
+		}
+		if all == nil {
+			all = make(map[string]time.Duration)
+		}
+		all[part] += processorTime(pid)
+		return nil
+	})
+	return all, err
 }
 
 // mark excludes the processor time so far from used.

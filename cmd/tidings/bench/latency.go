@@ -18,13 +18,14 @@ import (
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/work"
-	"github.com/tidings/tidings/outbox"
+	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/store"
 )
 
 // latencyOptions are the flags of `tidings bench latency`.
 type latencyOptions struct {
 	rate, writers int
-	duration      time.Duration
+	duration, rtt time.Duration
 	sync          string
 	only          string
 	wake          bool
@@ -36,15 +37,21 @@ func latencyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "latency", Args: cobra.NoArgs,
 		Short: "Measure the time from a write to a subscriber and to a projection, at a steady rate",
-		Long: `Latency offers transactions of one follow and its event at a fixed rate, whether or not earlier ones
-are done (open loop). It measures the time of each write, from before its insert until it arrives.
+		Long: `Latency offers follows at a fixed rate, whether or not earlier ones are done (open loop). The store
+writes them in groups, as the API does. It measures the time of each write, from before its insert
+until it arrives.
 In the case subscriber it arrives when a JetStream consumer has the event. In the case projection it
 arrives when the row of followercounts can be read; the command reads new rows every millisecond.
 Like the API, the writers wake the relay after a commit. With --wake=false the relay finds the rows
 by polling, like rows that plain SQL inserted.
 
-relay_cpu_us_per_event and consumer_cpu_us_per_event are the processor time of these processes,
-without that of PostgreSQL and NATS.
+relay_cpu_us_per_event and consumer_cpu_us_per_event are the processor time of these processes, and
+relay_postgres_us_per_event and consumer_postgres_us_per_event that of their connections' backends.
+delivery_us_per_event is the sum of the four. writers_postgres_us_per_event are the writers'
+backends. Without a PostgreSQL on this machine, the backends are missing.
+
+With --rtt there is a network between the servers and the processes under test. The writers and the
+subscriber are next to the servers.
 
 With --held-snapshot a snapshot that is older than the writes stays open during the run, so that
 vacuum cannot remove any row. With a --duration of two minutes or more, the first and the last
@@ -52,6 +59,9 @@ minute have quantiles of their own.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.rate < 1 || o.writers < 1 || o.duration <= 0 || o.sync != syncAlways && o.sync != syncDefault {
 				return errors.New("want --rate and --writers of 1 or more, a --duration above 0, and --broker-sync always or default")
+			}
+			if err := checkRTT(o.rtt); err != nil {
+				return err
 			}
 			cases := []latencyCase{{"subscriber", []string{partRelay}, atSubscriber},
 				{"projection", []string{partRelay, partFollowerCounts}, atProjection}}
@@ -73,11 +83,12 @@ minute have quantiles of their own.`,
 	}
 	f := cmd.Flags()
 	f.IntVar(&o.rate, "rate", 1000, "writes per second")
-	f.IntVar(&o.writers, "writers", 8, "connections that write")
+	f.IntVar(&o.writers, "writers", 8, "writers at once")
 	f.DurationVar(&o.duration, "duration", 10*time.Second, "how long to write")
 	f.StringVar(&o.sync, "broker-sync", syncAlways, syncWriting)
 	f.StringVar(&o.only, "case", "", "run only this case: subscriber or projection")
 	f.BoolVar(&o.heldSnapshot, "held-snapshot", false, "keep a snapshot from before the writes open")
+	f.DurationVar(&o.rtt, "rtt", 0, "the round trip between the processes under test and the servers; 0 for no network")
 	f.BoolVar(&o.wake, "wake", true, "wake the relay after each commit, as the API does")
 	return cmd
 }
@@ -96,12 +107,28 @@ func (o latencyOptions) run(ctx context.Context, s *servers, c latencyCase) erro
 	if err := s.declare(ctx, 1); err != nil {
 		return err
 	}
-	children, err := s.startChildren(c.parts)
+	var env []string
+	var err error
+	if env, r.RTT, err = s.far(ctx, o.rtt); err != nil {
+		return err
+	}
+	children, err := s.startChildren(c.parts, env...)
 	if err != nil {
 		return err
 	}
+	pool, err := postgres.Open(ctx, s.url, postgres.Config{MaxConns: o.writers + 1, ConnectTimeout: 5 * time.Second}, postgres.RoleAPI,
+		partWriters)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	waker, wake := broker.NewWaker(s.js.Conn(), s.broker), func(int) {}
+	if o.wake {
+		wake = waker.Wake
+	}
+	writes := follows{store.New(pool, wake)}
 	total := int(float64(o.rate) * o.duration.Seconds())
-	if err := warmUp(ctx, s, total, len(c.parts) > 1); err != nil {
+	if err := warmUp(ctx, s, writes, total, len(c.parts) > 1); err != nil {
 		return err
 	}
 	if o.heldSnapshot {
@@ -113,13 +140,19 @@ func (o latencyOptions) run(ctx context.Context, s *servers, c latencyCase) erro
 	for _, c := range children {
 		c.mark()
 	}
-	s.say("%d writes per second for %s", o.rate, o.duration)
-	if err := o.measure(ctx, s, c, &r, total); err != nil {
+	before, err := s.backends(ctx)
+	if err != nil {
 		return err
 	}
-	for i, to := range []**float64{&r.RelayCPU, &r.ConsumerCPU}[:len(children)] {
-		*to = perEvent(children[i].used(), total)
+	s.say("%d writes per second for %s", o.rate, o.duration)
+	if err := o.measure(ctx, s, c, &r, total, waker, writes); err != nil {
+		return err
 	}
+	after, err := s.backends(ctx)
+	if err != nil {
+		return err
+	}
+	r.share(children, before, after, total)
 	t, peak, err := stop(children...)
 	if err != nil {
 		return err
@@ -128,12 +161,31 @@ func (o latencyOptions) run(ctx context.Context, s *servers, c latencyCase) erro
 	return s.print(&r)
 }
 
+// share sets the processor times of r: of the processes under test since mark, and of the backends
+// between two calls of backends.
+func (r *result) share(children []*child, before, after map[string]time.Duration, events int) {
+	own, backend := []**float64{&r.RelayCPU, &r.ConsumerCPU}, []**float64{&r.RelayPostgres, &r.ConsumerPostgres}
+	all := time.Duration(0)
+	for i, c := range children {
+		*own[i] = perEvent(c.used(), events)
+		all += c.used()
+		if len(after) > 0 {
+			took := after[c.part] - before[c.part]
+			*backend[i] = perEvent(took, events)
+			all += took
+		}
+	}
+	if len(after) > 0 {
+		r.Delivery, r.WritersPostgres = perEvent(all, events), perEvent(after[partWriters]-before[partWriters], events)
+	}
+}
+
 // measure offers the writes, waits until all have arrived, and sets the times of r. The time of a
 // write counts from when it was due.
-func (o latencyOptions) measure(ctx context.Context, s *servers, c latencyCase, r *result, total int) error {
+func (o latencyOptions) measure(ctx context.Context, s *servers, c latencyCase, r *result, total int, waker *broker.Waker,
+	writes follows) error {
 	ctx, cancel := context.WithTimeout(ctx, o.duration+time.Minute)
 	defer cancel()
-	waker := broker.NewWaker(s.js.Conn(), s.broker)
 	load := workload{workers: o.writers, rate: float64(o.rate), calls: total, start: time.Now()}
 	took, left, arrived := make([]time.Duration, total), total, make(chan struct{})
 	g, ctx := errgroup.WithContext(ctx)
@@ -155,13 +207,7 @@ func (o latencyOptions) measure(ctx context.Context, s *servers, c latencyCase, 
 		return fmt.Errorf("%d of %d writes arrived: %w", total-left, total, err)
 	})
 	g.Go(func() error {
-		_, err := load.run(ctx, func(_, n int, _ time.Time) error {
-			partition, err := write(ctx, s, n)
-			if err == nil && o.wake {
-				waker.Wake(partition)
-			}
-			return err
-		})
+		_, err := load.run(ctx, func(_, n int, _ time.Time) error { return writes.write(ctx, n) })
 		if err != nil {
 			return err
 		}
@@ -185,10 +231,10 @@ func (o latencyOptions) measure(ctx context.Context, s *servers, c latencyCase, 
 
 // warmUp writes to every partition and waits until these writes have arrived. Then all leases are
 // held and statements prepared.
-func warmUp(ctx context.Context, s *servers, total int, projected bool) error {
+func warmUp(ctx context.Context, s *servers, f follows, total int, projected bool) error {
 	const writes = 200
 	for n := range writes {
-		if _, err := write(ctx, s, total+n); err != nil {
+		if err := f.write(ctx, total+n); err != nil {
 			return err
 		}
 	}
@@ -276,23 +322,21 @@ func atProjection(ctx context.Context, s *servers, due func() int, seen func(int
 // order of their numbers.
 func followerID(n int) event.ID { return event.ID(fmt.Sprintf("%010d", n)) }
 
-// write runs one transaction with a follow and its event: follower n+1, one of 1,000 followees. It
-// returns the event's slot.
-func write(ctx context.Context, s *servers, n int) (slot int, err error) {
-	follower, followee := followerID(n+1), event.IDOf(n%1000+1_000_000_000)
-	e, err := followed(follower, followee, time.Now())
+// follows writes as the API does: the store commits the writes that wait together.
+type follows struct{ *store.Store }
+
+// partWriters is the name of the writers' connections.
+const partWriters = "writers"
+
+// write writes a follow and its event: follower n+1, one of 1,000 followees.
+func (f follows) write(ctx context.Context, n int) error {
+	kind, _ := kinds.Builtin().Edge(event.AggregateFollow)
+	out, err := f.PutEdges(ctx, tenant, kind, []store.EdgeWrite{{Meta: store.Meta{Actor: "bench"}, From: followerID(n + 1),
+		To: event.IDOf(n%1000 + 1_000_000_000)}})
 	if err != nil {
-		return 0, err
+		return err
 	}
-	events := []event.Event{e}
-	err = postgres.InTx(ctx, s.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `INSERT INTO follows (tenant_id, follower_id, followee_id) VALUES (1, $1, $2)`,
-			follower, followee); err != nil {
-			return err
-		}
-		return outbox.Append(ctx, tx, events)
-	})
-	return events[0].Slot, err
+	return out[0].Err
 }
 
 // followed returns the event of a new follow. The writer of an event without an id chooses one.

@@ -23,7 +23,7 @@ type relayOptions struct {
 	ranges, rangeRows, pairs             int
 	sync                                 string
 	heldSnapshot, openTransaction        bool
-	within                               time.Duration
+	within, rtt                          time.Duration
 }
 
 // The cases of `tidings bench relay`.
@@ -51,7 +51,10 @@ while a transaction that has an id stays open, so that no floor can rise.
 With --ranges the outbox has that many ranges of --range-rows published rows each. The command
 inserts --messages, 20 per statement, and drains them, with these ranges in the outbox and without
 them in turn, --pairs times. In the runs without the ranges, the archive has them. The last line has
-the medians of the ratios: a run with the ranges to the run without them.`,
+the medians of the ratios: a run with the ranges to the run without them.
+
+With --rtt one relay drains --messages with a network between it and both servers, and without it in
+turn, --pairs times. The last line has the median of the ratios of the rates.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.messages < 1 || o.relays < 1 || o.payload < 0 || o.processed < 0 || o.tenants < 1 || o.tenants > 10_000 ||
 				o.sync != syncAlways && o.sync != syncDefault {
@@ -60,6 +63,15 @@ the medians of the ratios: a run with the ranges to the run without them.`,
 			}
 			if o.ranges < 0 || o.rangeRows < 1 || o.pairs < 1 {
 				return errors.New("want --ranges of 0 or more, --range-rows and --pairs of 1 or more")
+			}
+			if err := checkRTT(o.rtt); err != nil {
+				return err
+			}
+			if o.rtt > 0 && (o.ranges > 0 || o.heldSnapshot || o.openTransaction || o.processed > 0) {
+				return errors.New("--rtt measures a case of its own: without --ranges, --processed, --held-snapshot and --open-transaction")
+			}
+			if o.rtt > 0 {
+				return onServers(cmd, "", o.sync, o.runRTT)
 			}
 			if o.ranges > 0 {
 				return onServers(cmd, "", o.sync, o.runRanges)
@@ -94,7 +106,8 @@ the medians of the ratios: a run with the ranges to the run without them.`,
 		"run another case while a transaction that is older than the backlog stays open")
 	f.IntVar(&o.ranges, "ranges", 0, "measure with and without this many ranges of published rows")
 	f.IntVar(&o.rangeRows, "range-rows", 1_000_000, "rows per range")
-	f.IntVar(&o.pairs, "pairs", 3, "measurements with and without the ranges")
+	f.IntVar(&o.pairs, "pairs", 3, "measurements with and without the ranges, or the network")
+	f.DurationVar(&o.rtt, "rtt", 0, "the round trip between the relay and the servers; 0 for no network")
 	f.DurationVar(&o.within, "within", 10*time.Minute, giveUp)
 	return cmd
 }

@@ -148,20 +148,7 @@ func (o relayOptions) slice(ctx context.Context, s *servers, with bool, before i
 	if err := s.exec(ctx, `CHECKPOINT`); err != nil {
 		return r, err
 	}
-	c, err := s.startChild(partRelay)
-	if err != nil {
-		return r, err
-	}
-	start = time.Time{}
-	if err := o.drain(ctx, s, all, func(stored int) {
-		if start.IsZero() && stored > before {
-			start = time.Now()
-		}
-	}); err != nil {
-		return r, err
-	}
-	r.rate(o.messages, time.Since(start))
-	if _, _, err := stop(c); err != nil {
+	if err := o.drainOnce(ctx, s, &r.result, before); err != nil {
 		return r, err
 	}
 	return r, s.print(&r)

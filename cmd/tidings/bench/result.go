@@ -16,25 +16,30 @@ type result struct {
 	Seconds         float64 `json:"seconds"`
 	EventsPerSecond float64 `json:"events_per_second"`
 	quantiles
-	FirstP99    *float64 `json:"first_minute_p99_ms,omitempty"`
-	LastP99     *float64 `json:"last_minute_p99_ms,omitempty"`
-	Missing     *int     `json:"missing,omitempty"`
-	Duplicates  *int     `json:"duplicates,omitempty"`
-	Inversions  *int     `json:"inversions,omitempty"`
-	CatchUps    *int     `json:"catch_ups,omitempty"`
-	Conflicts   *int     `json:"conflicts,omitempty"`
-	PeakRSS     *float64 `json:"peak_rss_mib,omitempty"`
-	RelayCPU    *float64 `json:"relay_cpu_us_per_event,omitempty"`
-	ConsumerCPU *float64 `json:"consumer_cpu_us_per_event,omitempty"`
-	Consumer    string   `json:"consumer,omitempty"`
-	Instances   int      `json:"instances,omitempty"`
-	Relays      int      `json:"relays,omitempty"`
-	Takeovers   *int     `json:"takeovers,omitempty"`
-	Payload     int      `json:"payload_bytes,omitempty"`
-	Processed   int      `json:"processed_before,omitempty"`
-	Tenants     int      `json:"tenants,omitempty"`
-	Partitions  int      `json:"partitions,omitempty"`
-	IDs         idForm   `json:"ids,omitempty"`
+	FirstP99         *float64 `json:"first_minute_p99_ms,omitempty"`
+	LastP99          *float64 `json:"last_minute_p99_ms,omitempty"`
+	Missing          *int     `json:"missing,omitempty"`
+	Duplicates       *int     `json:"duplicates,omitempty"`
+	Inversions       *int     `json:"inversions,omitempty"`
+	CatchUps         *int     `json:"catch_ups,omitempty"`
+	Conflicts        *int     `json:"conflicts,omitempty"`
+	PeakRSS          *float64 `json:"peak_rss_mib,omitempty"`
+	RelayCPU         *float64 `json:"relay_cpu_us_per_event,omitempty"`
+	ConsumerCPU      *float64 `json:"consumer_cpu_us_per_event,omitempty"`
+	RelayPostgres    *float64 `json:"relay_postgres_us_per_event,omitempty"`
+	ConsumerPostgres *float64 `json:"consumer_postgres_us_per_event,omitempty"`
+	Delivery         *float64 `json:"delivery_us_per_event,omitempty"` // the sum of the four above
+	WritersPostgres  *float64 `json:"writers_postgres_us_per_event,omitempty"`
+	RTT              *float64 `json:"rtt_ms,omitempty"` // measured
+	Consumer         string   `json:"consumer,omitempty"`
+	Instances        int      `json:"instances,omitempty"`
+	Relays           int      `json:"relays,omitempty"`
+	Takeovers        *int     `json:"takeovers,omitempty"`
+	Payload          int      `json:"payload_bytes,omitempty"`
+	Processed        int      `json:"processed_before,omitempty"`
+	Tenants          int      `json:"tenants,omitempty"`
+	Partitions       int      `json:"partitions,omitempty"`
+	IDs              idForm   `json:"ids,omitempty"`
 	settings
 }
 

@@ -24,6 +24,7 @@ func TestResultsKeepTheirNames(t *testing.T) {
 		{"archive, latency, project, relay, subscribe", result{}}, {"archive --with-writes", besideResult{}},
 		{"archive --with-writes, last line", besideSummary{}}, {"neighbors", neighborsResult{}}, {"overload", overloadResult{}},
 		{"read", readResult{}}, {"relay --ranges", rangesResult{}}, {"relay --ranges, last line", rangesSummary{}},
+		{"relay --rtt, last line", rttSummary{}},
 		{"serve", serveResult{}}, {"sizes", sizesResult{}}, {"trace", traceResult{}}, {"trace, last line", traceRatios{}},
 		{"write", writeResult{}},
 	} {

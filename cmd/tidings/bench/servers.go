@@ -25,6 +25,7 @@ import (
 	"github.com/tidings/tidings/internal/natsserver"
 	"github.com/tidings/tidings/internal/pglocal"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/proxy"
 	"github.com/tidings/tidings/internal/work"
 	"github.com/tidings/tidings/migrations"
 )
@@ -235,6 +236,58 @@ func (s *servers) declare(ctx context.Context, partitions int) error {
 		}
 	}
 	return nil
+}
+
+// checkRTT returns an error for a round trip that far does not offer.
+func checkRTT(rtt time.Duration) error {
+	if rtt != 0 && (rtt < 100*time.Microsecond || rtt > time.Second) {
+		return fmt.Errorf("--rtt is %s: want 0, or 100us to 1s", rtt)
+	}
+	return nil
+}
+
+// far puts a network between both servers and the processes that start with the environment env: a
+// message takes half of rtt each way. It returns the median time of a round trip to PostgreSQL, in
+// milliseconds. With an rtt of 0 there is no network.
+func (s *servers) far(ctx context.Context, rtt time.Duration) (env []string, ms *float64, err error) {
+	if rtt == 0 {
+		return nil, nil, nil
+	}
+	env = []string{"LEASE_TTL=15s"} // the default: leaseTTL is too short for the calls of a lease over a slow network
+	for name, to := range map[string]string{"DATABASE_URL": s.url, "NATS_URL": s.broker.URL} {
+		u, err := url.Parse(to)
+		if err != nil {
+			return nil, nil, err
+		}
+		p, err := proxy.Start(u.Host)
+		if err != nil {
+			return nil, nil, err
+		}
+		s.undo = append(s.undo, func() error { p.Close(); return nil })
+		p.Slow(rtt / 2)
+		u.Host = p.Addr()
+		env = append(env, name+"="+u.String())
+		if name != "DATABASE_URL" {
+			continue
+		}
+		conn, err := pgx.Connect(ctx, u.String())
+		if err != nil {
+			return nil, nil, err
+		}
+		times := make([]float64, 21)
+		for i := range times {
+			start := time.Now()
+			if err := conn.Ping(ctx); err != nil {
+				return nil, nil, err
+			}
+			times[i] = time.Since(start).Seconds() * 1000
+		}
+		ms = ptr(round(median(times), 2))
+		if err := conn.Close(ctx); err != nil {
+			return nil, nil, err
+		}
+	}
+	return env, ms, nil
 }
 
 // stored counts the messages on the streams, including the closing message of a closed stream.

@@ -27,6 +27,7 @@ func TestBench(t *testing.T) {
 		"write finds every accepted write": testBenchWrite, "read checks every answer": testBenchRead,
 		"subscribe handles every event once":                                 testBenchSubscribe,
 		"trace compares the processor time with tracing and without":         testBenchTrace,
+		"latency has a network between the processes and the servers":        testBenchRTT,
 		"the others end without an error, with a line for each of the cases": testBenchOthers,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -198,6 +199,24 @@ func testBenchTrace(t *testing.T, b benches) {
 	}
 }
 
+// testBenchRTT expects of each write at least the round trip of its claim.
+func testBenchRTT(t *testing.T, b benches) {
+	for _, line := range b.run(t, "latency", "--duration", "300ms", "--rate", "20", "--case", "subscriber", "--rtt", "20ms") {
+		var c struct {
+			RTT float64 `json:"rtt_ms"`
+			P50 float64 `json:"p50_ms"`
+		}
+		if decode(t, line, &c); c.RTT < 20 || c.P50 < 20 {
+			t.Error(line)
+		}
+	}
+	for _, args := range [][]string{{"latency", "--rtt", "2s"}, {"relay", "--rtt", "1us"}, {"relay", "--rtt", "1ms", "--ranges", "2"}} {
+		if code, _, _ := run(t, nil, "", append([]string{"bench"}, args...)...); code == exitOK {
+			t.Errorf("the command accepts %v", args)
+		}
+	}
+}
+
 // testBenchOthers runs the commands that compare their result with the expected one themselves, and
 // fail if it differs.
 func testBenchOthers(t *testing.T, b benches) {
@@ -208,7 +227,9 @@ func testBenchOthers(t *testing.T, b benches) {
 		"overload --duration 300ms --clients 2 --connections 4 --factor 1.5":         {"sustained", "overload"},
 		"project --events 100 --users 50 --cases celebrity":                          {"celebrity"},
 		"relay --messages 200 --relays 1 --broker-sync default":                      {"relay"},
-		"serve --idle 100ms --duration 300ms --rate 20":                              {"fleet", "serve"},
+		"relay --messages 200 --rtt 2ms --pairs 1 --broker-sync default": {"without-network", "with-network", "without-network",
+			"network"},
+		"serve --idle 100ms --duration 300ms --rate 20": {"fleet", "serve"},
 		"sizes --rows 1000": {"edges", "edge_lists", "edge_counts", "follow_history", "children", "child_keys", "child_lists",
 			"comment_history", "outbox, follows, written", "outbox, follows, published", "outbox, follows, archived"},
 	} {
