@@ -44,6 +44,13 @@ func NewDiff[T any](about Difference, want, got *T, fields func(want, got *T) []
 	return b
 }
 
+// Same reports whether the projection agrees with the truth. The console's templates call it.
+func (b Diff) Same() bool {
+	same := true
+	b.Report(func(Difference) { same = false })
+	return same
+}
+
 // Report reports each field that differs, or the whole row if one side has none.
 func (b Diff) Report(report func(Difference)) {
 	if b.InTruth != b.InProjection {

@@ -48,11 +48,10 @@ The last line has the ratio of each pair and their median.`,
 // traceResult is the output line of a run.
 type traceResult struct {
 	writeResult
-	CPU         float64 `json:"cpu_us_per_write"`
-	APICPU      float64 `json:"api_cpu_us_per_write"`
-	RelayCPU    float64 `json:"relay_cpu_us_per_write"`
-	ConsumerCPU float64 `json:"consumer_cpu_us_per_write"`
-	Exported    int64   `json:"exported_bytes"`
+	CPU         float64  `json:"cpu_us_per_write"`
+	RelayCPU    *float64 `json:"relay_cpu_us_per_write"`
+	ConsumerCPU *float64 `json:"consumer_cpu_us_per_write"`
+	Exported    int64    `json:"exported_bytes"`
 }
 
 // traceRatios is the last output line.
@@ -133,9 +132,9 @@ func (o traceOptions) measure(ctx context.Context, s *servers, on bool, r *trace
 	if *r.Errors > 0 || r.Accepted == 0 { // a machine that is busy with other work may refuse some
 		return fmt.Errorf("%d writes were accepted, %d refused, %d failed", r.Accepted, *r.Refused, *r.Errors)
 	}
-	for i, to := range []*float64{&r.APICPU, &r.RelayCPU, &r.ConsumerCPU} {
-		*to = *perEvent(parts[i].used(), r.Accepted)
-		r.CPU += *to
+	for i, to := range []**float64{&r.APICPU, &r.RelayCPU, &r.ConsumerCPU} {
+		*to = perEvent(parts[i].used(), r.Accepted)
+		r.CPU += **to
 	}
 	r.CPU = round(r.CPU, 1)
 	if _, _, err := stop(parts...); err != nil {

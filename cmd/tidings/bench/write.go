@@ -36,8 +36,9 @@ with empty tables.
 Case pgbench is the baseline: it runs the two statements of a follow (the row, the outbox message)
 in one transaction, with --clients connections and prepared statements. Without pgbench on the
 machine, case pgx replaces it. Case ceiling is a server that does nothing but store follows, in
-groups of one round trip each, in the same tables with row security. Case write sends new follows to the API, a process of its own. Each
-of --clients connections sends one request at a time. Case write-comments sends comments with an
+groups of one round trip each, in the same tables with row security. Case write sends new follows
+to the API, a process of its own with the processor time api_cpu_us_per_write. Each of --clients
+connections sends one request at a time. Case write-comments sends comments with an
 Idempotency-Key to 1,000 posts. --tenants adds the case write-tenants, with follows of that many
 tenants. --hot KIND,... adds the cases write-hot-KIND, with children of each kind under one object.
 
@@ -86,6 +87,7 @@ type writeResult struct {
 	IDs        idForm   `json:"ids,omitempty"`
 	Tenants    int      `json:"tenants,omitempty"`
 	PeakRSS    *float64 `json:"peak_rss_mib,omitempty"`
+	APICPU     *float64 `json:"api_cpu_us_per_write,omitempty"`
 	settings
 }
 
@@ -175,11 +177,14 @@ func (o writeOptions) measure(ctx context.Context, s *servers, r *writeResult, p
 		return err
 	}
 	s.say("%s: %d clients for %s", r.Case, o.clients, o.duration)
+	a.child.mark()
 	start := time.Now()
 	if _, err := c.run(ctx, workload{duration: o.duration}); err != nil {
 		return err
 	}
-	r.fill(c, time.Since(start))
+	if r.fill(c, time.Since(start)); r.Accepted > 0 {
+		r.APICPU = perEvent(a.child.used(), r.Accepted)
+	}
 	if _, r.PeakRSS, err = stop(a.child); err != nil {
 		return err
 	}
