@@ -28,6 +28,15 @@ func strictJSON(data []byte, v any) error {
 	return json.Unmarshal(data, v)
 }
 
+// decodeBody decodes the body of a request. The framework decodes a body twice: into an any, which
+// it validates, and then into the value for the handler. The first time is strict.
+func decodeBody(data []byte, v any) error {
+	if _, first := v.(*any); first {
+		return strictJSON(data, v)
+	}
+	return json.Unmarshal(data, v)
+}
+
 // checkEscapes refuses halves of surrogate pairs. A backslash outside a string is a syntax error,
 // which a later check finds.
 func checkEscapes(data []byte) error {

@@ -153,7 +153,7 @@ func quarter(pool *pgxpool.Pool) int { return max(1, int(pool.Stat().MaxConns())
 
 // routes registers all routes for the server's kinds.
 func (s *server) routes() error {
-	jsonFormat := huma.Format{Marshal: huma.DefaultJSONFormat.Marshal, Unmarshal: strictJSON}
+	jsonFormat := huma.Format{Marshal: huma.DefaultJSONFormat.Marshal, Unmarshal: decodeBody}
 	s.mux = http.NewServeMux()
 	s.api = humago.New(verbMux{s.mux}, huma.Config{
 		OpenAPI:       newOpenAPI(),

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
 )
 
 // appendSQL inserts a slice of events in its order, so their ids rise in that order. It returns
@@ -105,7 +106,7 @@ func (s Schema) Append(ctx context.Context, tx pgx.Tx, events []event.Event) err
 			traces[i] = &e.TraceParent
 		}
 	}
-	rows, _ := tx.Query(ctx, s.statement(appendSQL), pgx.StrictNamedArgs{
+	rows, _ := tx.Query(ctx, s.statement(appendSQL), postgres.Args{
 		"tenant_ids": tenants, "aggregate_types": aggregateTypes, "aggregate_ids": aggregates, "event_types": types,
 		"event_versions": versions, "payloads": payloads, "occurred_ats": occurred, "trace_ids": traces,
 	})

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/kinds"
 )
 
@@ -119,6 +120,15 @@ func (c *creation) prepare(k *childKind) error {
 	h := sha256.Sum256(fmt.Appendf(nil, "%s\n%s\n%s%s", in.Object, in.ReplyTo, in.Attributes, c.body))
 	c.hash = h[:]
 	return nil
+}
+
+// child returns the child as its create made it: everything else equals the request.
+func (c *creation) child(id string, slug, path *string, moderation string, at time.Time) event.Child {
+	return event.Child{
+		ID: id, Parent: c.in.Object, ReplyTo: c.in.ReplyTo, Slug: orEmpty(slug), Path: orEmpty(path),
+		AuthorID: c.in.AuthorID, Body: c.body, Attributes: c.in.Attributes, AuthorState: event.AuthorActive,
+		ModerationState: moderation, Version: 1, CreatedAt: wireTime(at), UpdatedAt: wireTime(at),
+	}
 }
 
 // checkAttributes validates the attributes of a write and brings them into their one form.
@@ -267,8 +277,10 @@ func (k *childKind) createTurn(ctx context.Context, tx *unit, todo []creation, t
 // childSurroundingsSQL reads everything that can refuse a create: the thread's settings, its
 // stub, and the parent. OFFSET 0 keeps each look-up a probe per item; PostgreSQL would plan
 // a plain join as a scan of the tenant's children while the tables have no statistics. The
-// statement gives the transaction its id before the insert, because the shelver waits for
-// transactions that have an id (ADR 0008). Index: threads_head_idx, archived_threads_stub_idx,
+// subquery about @tenants hides from the planner how many items there are. Otherwise it plans the
+// statement anew for each small group, which takes longer than to run it. The statement gives the
+// transaction its id before the insert, because the shelver waits for transactions that have an id
+// (ADR 0008). Index: threads_head_idx, archived_threads_stub_idx,
 // children_KIND_pkey. Locks: none.
 const childSurroundingsSQL = `
 SELECT /* store.child_surroundings */ w.ord::int,
@@ -276,7 +288,8 @@ SELECT /* store.child_surroundings */ w.ord::int,
        {{- else}}false, false{{end}},
        a.archived IS NOT NULL, {{if .Threaded}}p.path, p.created_at, p.author_state, p.moderation_state
        {{- else}}NULL::text, NULL::timestamptz, NULL::text, NULL::text{{end}}
-  FROM unnest(@tenants::bigint[], @object_ids::text[], @reply_tos::uuid[]) WITH ORDINALITY AS w(tenant_id, object_id, reply_to, ord)
+  FROM unnest((SELECT @tenants::bigint[]), @object_ids::text[], @reply_tos::text[]::uuid[]) WITH ORDINALITY
+    AS w(tenant_id, object_id, reply_to, ord)
  CROSS JOIN pg_current_xact_id()
 {{- if .Moderated}}
   LEFT JOIN LATERAL (SELECT object FROM threads
@@ -305,15 +318,15 @@ type surroundingsRow struct {
 // surroundings fills in the first moderation state and the parent's place. It returns the reason
 // for each item that must be refused.
 func (s childShape) surroundings(ctx context.Context, tx pgx.Tx, todo []creation, turn []int) (map[int]error, error) {
-	tenants, objects, parents := make([]int64, len(turn)), make([]event.ID, len(turn)), make([]*string, len(turn))
+	tenants, objects, parents := make([]int64, len(turn)), make([]string, len(turn)), make([]*string, len(turn))
 	for n, i := range turn {
-		tenants[n], objects[n] = todo[i].in.tenant, todo[i].in.Object
+		tenants[n], objects[n] = todo[i].in.tenant, string(todo[i].in.Object)
 		if todo[i].in.ReplyTo != "" {
 			parents[n] = &todo[i].in.ReplyTo
 		}
 	}
 	rows, _ := tx.Query(ctx, s.sql(childSurroundingsSQL),
-		pgx.StrictNamedArgs{"tenants": tenants, "object_ids": objects, "reply_tos": parents})
+		postgres.Args{"tenants": tenants, "object_ids": objects, "reply_tos": parents})
 	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[surroundingsRow])
 	if err != nil {
 		return nil, fmt.Errorf("read the surroundings of %d children: %w", len(turn), err)
@@ -350,8 +363,8 @@ func (s childShape) surroundings(ctx context.Context, tx pgx.Tx, todo []creation
 const childKeysSQL = `
 INSERT /* store.child_keys */ INTO child_keys (tenant_id, kind, author_id, idempotency_key, request_hash, child_id, moderation_state)
 SELECT w.tenant_id, '{{.Kind}}', w.author_id, w.key, w.hash, w.child_id, w.moderation_state
-  FROM unnest(@tenants::bigint[], @author_ids::text[], @keys::text[], @hashes::bytea[], @child_ids::uuid[], @moderation_states::text[])
-    AS w(tenant_id, author_id, key, hash, child_id, moderation_state)
+  FROM unnest(@tenants::bigint[], @author_ids::text[], @keys::text[], @hashes::bytea[], @child_ids::text[]::uuid[],
+              @moderation_states::text[]) AS w(tenant_id, author_id, key, hash, child_id, moderation_state)
  ORDER BY w.tenant_id, w.author_id COLLATE "C", w.key COLLATE "C"
 ON CONFLICT DO NOTHING
 RETURNING tenant_id, child_id::text`
@@ -388,10 +401,10 @@ func (s childShape) takeKeys(ctx context.Context, tx pgx.Tx, todo []creation, tu
 }
 
 // keyArgs are the arguments that name the keys of items.
-func keyArgs(todo []creation, items []int) pgx.StrictNamedArgs {
-	return pgx.StrictNamedArgs{
+func keyArgs(todo []creation, items []int) postgres.Args {
+	return postgres.Args{
 		"tenants":    column(items, func(i int) int64 { return todo[i].in.tenant }),
-		"author_ids": column(items, func(i int) event.ID { return todo[i].in.AuthorID }),
+		"author_ids": column(items, func(i int) string { return string(todo[i].in.AuthorID) }),
 		"keys":       column(items, func(i int) string { return todo[i].in.Key }),
 	}
 }
@@ -439,11 +452,7 @@ func (s childShape) replay(ctx context.Context, tx pgx.Tx, todo []creation, know
 			out[i].Err = fmt.Errorf("replay key %q of author %s: %w", c.in.Key, c.in.AuthorID, ErrKeyOrphaned)
 		default:
 			out[i].Replayed = true
-			out[i].Child = event.Child{
-				ID: *r.ID, Parent: c.in.Object, ReplyTo: c.in.ReplyTo, Slug: orEmpty(r.Slug), Path: orEmpty(r.Path),
-				AuthorID: c.in.AuthorID, Body: c.body, Attributes: c.in.Attributes, AuthorState: event.AuthorActive,
-				ModerationState: r.ModerationState, Version: 1, CreatedAt: wireTime(*r.CreatedAt), UpdatedAt: wireTime(*r.CreatedAt),
-			}
+			out[i].Child = c.child(*r.ID, r.Slug, r.Path, r.ModerationState, *r.CreatedAt)
 		}
 	}
 	return slices.DeleteFunc(missing, func(i int) bool { return i < 0 }), nil
@@ -467,11 +476,12 @@ func (s childShape) releaseKeys(ctx context.Context, tx pgx.Tx, todo []creation,
 }
 
 // childCreateSQL inserts children. It leaves out a child if the object already has the slug, the
-// author already has a child of the object, or the thread is shelved. The subquery reads the clock
-// once per child. Inserts of a kind with one child per author are ordered by place, because a
-// statement waits for a place that another transaction takes. Index: children_KIND_pkey,
-// archived_threads_stub_idx; threaded: children_KIND_slug_key, children_KIND_path_key, else
-// children_KIND_object_idx; one per author: children_KIND_author_key. Locks: none but the new rows.
+// author already has a child of the object, or the thread is shelved. The inner query reads the
+// clock once per child; the one about @tenants is that of childSurroundingsSQL. Inserts of a kind
+// with one child per author are ordered by place, because a statement waits for a place that
+// another transaction takes. Index: children_KIND_pkey, archived_threads_stub_idx; threaded:
+// children_KIND_slug_key, children_KIND_path_key, else children_KIND_object_idx; one per author:
+// children_KIND_author_key. Locks: none but the new rows.
 const childCreateSQL = `
 INSERT /* store.child_create */ INTO {{.Table}} AS c
        (tenant_id, child_id, object_id, {{if .Threaded}}parent_id, slug, path, {{end}}author_id, body,
@@ -483,9 +493,10 @@ SELECT n.tenant_id, n.child_id, n.object_id,
   FROM (SELECT w.*,
                {{if .Threaded}}GREATEST(clock_timestamp(), w.parent_at + interval '1 microsecond')
                {{- else}}clock_timestamp(){{end}} AS at
-          FROM unnest(@tenants::bigint[], @child_ids::uuid[], @object_ids::text[], @author_ids::text[], @bodies::text[],
-                      @moderation_states::text[]
-                      {{- if .Threaded}}, @reply_tos::uuid[], @slugs::text[], @parent_paths::text[], @parent_ats::timestamptz[]{{end}}
+          FROM unnest((SELECT @tenants::bigint[]), @child_ids::text[]::uuid[], @object_ids::text[], @author_ids::text[],
+                      @bodies::text[], @moderation_states::text[]
+                      {{- if .Threaded}}, @reply_tos::text[]::uuid[], @slugs::text[], @parent_paths::text[],
+                      @parent_ats::timestamptz[]{{end}}
                       {{- if .Attributes}}, @attributes::text[]{{end}}) {{if .OnePerAuthor}}WITH ORDINALITY {{end -}}
             AS w(tenant_id, child_id, object_id, author_id, body, moderation_state
                  {{- if .Threaded}}, reply_to, slug, parent_path, parent_at{{end}}{{if .Attributes}}, attributes{{end}}
@@ -499,7 +510,15 @@ ON CONFLICT DO NOTHING
 {{- else if .Threaded}}
 ON CONFLICT (tenant_id, object_id, slug) DO NOTHING
 {{- end}}
-RETURNING c.tenant_id, ` + childColumns
+RETURNING c.tenant_id, c.child_id::text, c.slug, c.path, c.created_at`
+
+type createRow struct {
+	TenantID  int64
+	ID        string
+	Slug      *string
+	Path      *string
+	CreatedAt time.Time
+}
 
 // childTakenSQL reads the children that hold the places that creates want.
 // Index: children_KIND_author_key. Locks: none.
@@ -558,7 +577,7 @@ func (s childShape) taken(ctx context.Context, tx pgx.Tx, tenants []int64,
 		return nil, nil
 	}
 	rows, _ := tx.Query(ctx, s.sql(childTakenSQL),
-		pgx.StrictNamedArgs{"tenants": tenants, "object_ids": objects, "author_ids": authors})
+		postgres.Args{"tenants": tenants, "object_ids": objects, "author_ids": authors})
 	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[childState])
 	if err != nil {
 		return nil, fmt.Errorf("read the children in %d places: %w", len(objects), err)
@@ -577,11 +596,11 @@ func (k *childKind) tryInsert(ctx context.Context, tx pgx.Tx, todo []creation, w
 	for _, i := range write {
 		index[todo[i].key()] = i
 	}
-	args := pgx.StrictNamedArgs{
+	args := postgres.Args{
 		"tenants":           column(write, func(i int) int64 { return todo[i].in.tenant }),
 		"child_ids":         column(write, func(i int) string { return todo[i].id }),
-		"object_ids":        column(write, func(i int) event.ID { return todo[i].in.Object }),
-		"author_ids":        column(write, func(i int) event.ID { return todo[i].in.AuthorID }),
+		"object_ids":        column(write, func(i int) string { return string(todo[i].in.Object) }),
+		"author_ids":        column(write, func(i int) string { return string(todo[i].in.AuthorID) }),
 		"bodies":            column(write, func(i int) string { return todo[i].body }),
 		"moderation_states": column(write, func(i int) string { return todo[i].moderation }),
 	}
@@ -600,7 +619,7 @@ func (k *childKind) tryInsert(ctx context.Context, tx pgx.Tx, todo []creation, w
 		args["attributes"] = column(write, func(i int) *string { return text(todo[i].in.Attributes) })
 	}
 	rows, _ := tx.Query(ctx, k.sql(childCreateSQL), args)
-	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[childState])
+	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[createRow])
 	if err != nil {
 		return nil, fmt.Errorf("insert %d children: %w", n, err)
 	}
@@ -609,7 +628,7 @@ func (k *childKind) tryInsert(ctx context.Context, tx pgx.Tx, todo []creation, w
 		if !ok {
 			return nil, fmt.Errorf("child %s of tenant %d: %w", r.ID, r.TenantID, errNotOfGroup)
 		}
-		out[i].Child, out[i].Changed = r.wire(), true
+		out[i].Child, out[i].Changed = todo[i].child(r.ID, r.Slug, r.Path, todo[i].moderation, r.CreatedAt), true
 	}
 	return slices.DeleteFunc(slices.Clone(write), func(i int) bool { return out[i].Changed }), nil
 }

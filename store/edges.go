@@ -426,8 +426,8 @@ func endsOf(writes []EdgeWrite, turn []int) (postgres.Args, map[edgeKey]int) {
 		index[writes[i].key()] = i
 	}
 	tenants := column(turn, func(i int) int64 { return writes[i].tenant })
-	return postgres.Args{"tenants": tenants, "froms": column(turn, func(i int) event.ID { return writes[i].From }),
-		"tos": column(turn, func(i int) event.ID { return writes[i].To })}, index
+	return postgres.Args{"tenants": tenants, "froms": column(turn, func(i int) string { return string(writes[i].From) }),
+		"tos": column(turn, func(i int) string { return string(writes[i].To) })}, index
 }
 
 // sameTenant returns n times the tenant, for a statement that takes a tenant per row.

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/kinds"
@@ -314,4 +315,68 @@ func TestACreateProbesItsSurroundingsThoughThereAreNoStatistics(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// A plan that PostgreSQL keeps may be from a time when the tables were empty.
+func TestACreateProbesItsSurroundingsWithAPlanOfEmptyTables(t *testing.T) {
+	t.Parallel()
+	db := testkit.Postgres(t)
+	ctx := t.Context()
+	if _, err := db.Pool(t, postgres.RoleOwner).Exec(ctx, "ANALYZE"); err != nil {
+		t.Fatal(err)
+	}
+	write := func(tx pgx.Tx) (postgres.Landed, error) {
+		positional, _, err := pgx.NamedArgs{}.RewriteQuery(ctx, tx.Conn(), shapeOf(commentKind).sql(childSurroundingsSQL), nil)
+		if err != nil {
+			return nil, err
+		}
+		for _, sql := range []string{"SET LOCAL plan_cache_mode = force_generic_plan", "PREPARE hot AS " + positional} {
+			if _, err := tx.Exec(ctx, sql); err != nil {
+				return nil, err
+			}
+		}
+		rows, _ := tx.Query(ctx, `EXPLAIN EXECUTE hot('{1}', '{1}', '{NULL}')`, pgx.QueryExecModeSimpleProtocol)
+		lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		plan := strings.Join(lines, "\n")
+		for _, index := range []string{"children_comment_pkey", "threads_head_idx", "archived_threads_stub_idx"} {
+			if !strings.Contains(plan, index) {
+				t.Errorf("the plan does not use %s:\n%s", index, plan)
+			}
+		}
+		return nil, err
+	}
+	if err := postgres.WriteInTenants(ctx, db.Pool(t, postgres.RoleAPI), []int64{1}, 0, write); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// To plan the statements of a create takes longer than to run them.
+func TestACreateIsNotPlannedAnew(t *testing.T) {
+	t.Parallel()
+	eachKind(t, func(t *testing.T, f kindFixture) {
+		const creates = 12
+		for n := range creates {
+			f.must(f.create(NewChild{Object: "5", AuthorID: event.IDOf(int64(1 + n)), Body: "x", Key: "k"}))
+		}
+		runs := 0
+		for _, conn := range f.pool.AcquireAllIdle(t.Context()) {
+			rows, _ := conn.Query(t.Context(), `SELECT left(statement, 40), generic_plans, custom_plans FROM pg_prepared_statements
+				WHERE statement ~ '/[*] (store.child_(surroundings|keys|create)|outbox.append) '`)
+			var text string
+			var generic, custom int
+			_, err := pgx.ForEachRow(rows, []any{&text, &generic, &custom}, func() error {
+				if runs += generic + custom; custom > 5 { // PostgreSQL tries five plans before it keeps one
+					t.Errorf("planned anew %d times: %s", custom, text)
+				}
+				return nil
+			})
+			conn.Release()
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if want := 4 * creates; runs < want {
+			t.Errorf("%d runs of prepared statements, want %d", runs, want)
+		}
+	})
 }

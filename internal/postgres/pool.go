@@ -252,6 +252,10 @@ func setTenants(tenants ...int64) string {
 // database or the login is. It does not lower a stronger setting.
 const durableCommit = `set_config('synchronous_commit', coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on'), true)`
 
+// probes keeps scans of whole tables out of plans. PostgreSQL keeps some plans, and one that it
+// makes while a table is empty would scan that table until somebody analyzes it.
+const probes = `set_config('enable_seqscan', 'off', true)`
+
 // WriteInTenants is InTenant for small writes that clients wait for. Row-level security hides and
 // protects the rows of all tenants but these. No statement waits longer than lockTimeout for one
 // lock (IsLockTimeout); 0 sets no limit. fn returns a function that checks whether its write
@@ -269,7 +273,8 @@ func WriteInTenants(ctx context.Context, pool *pgxpool.Pool, tenants []int64, lo
 	}
 	for attempt := 1; ; attempt++ {
 		lock := rand.Int64() // unique, as far as 63 bits allow: a session that gets this lock knows that the transaction has ended
-		opts := pgx.TxOptions{BeginQuery: begin + "; select pg_advisory_xact_lock(" + strconv.FormatInt(lock, 10) + "), " + durableCommit}
+		opts := pgx.TxOptions{BeginQuery: begin + "; select pg_advisory_xact_lock(" + strconv.FormatInt(lock, 10) + "), " +
+			probes + ", " + durableCommit}
 		landed, err := once(ctx, pool, opts, repeatedSQL, fn)
 		if lost, ok := errors.AsType[*lostCommit](err); ok && landed != nil {
 			err = settle(ctx, pool, tenants, lock, landed, lost)
