@@ -67,7 +67,7 @@ func (r *reader) enter(ctx context.Context) bool {
 
 // acknowledge acknowledges a message. If NATS does not get that, the message comes again.
 func (r *reader) acknowledge(ctx context.Context, m *message) {
-	if err := m.Ack(); err != nil {
+	if err := r.answer(m, m.Ack); err != nil {
 		r.Log.WarnContext(ctx, "acknowledging an event failed; it may come again", "event_id", m.event.ID, "err", err)
 		return
 	}

@@ -422,6 +422,63 @@ func TestAHandlerThatNeverReturnsEndsTheSubscriberAndIsNotAcknowledged(t *testin
 	}
 }
 
+// TestAnEventOfARecreatedStreamIsNotTakenForOneInHand: both have the same sequence, and a durable
+// consumer knows an acknowledgment by its sequence alone. A second copy of either would only be
+// superfluous.
+func TestAnEventOfARecreatedStreamIsNotTakenForOneInHand(t *testing.T) {
+	r := newRig(t, 1)
+	old := follow("1", "2", 1)
+	r.publish(old)
+	entered, leave := make(chan struct{}), make(chan struct{})
+	d := newDiary()
+	w := r.start(func(ctx context.Context) error {
+		return subscribe.Handle(ctx, r.nc, "mailer", "follow.*", func(_ context.Context, e subscribe.Event[event.Edge]) error {
+			if e.ID == old.ID {
+				close(entered)
+				<-leave
+				return subscribe.Permanent(errors.New("no such user"))
+			}
+			d.note(e)
+			if e.Data.To == "3" {
+				return subscribe.Permanent(errors.New("no such user either"))
+			}
+			return nil
+		}, subscribe.Log(testkit.Logger(t)), subscribe.Takeover(time.Second))
+	})
+	<-entered
+	if err := r.js.DeleteStream(t.Context(), r.cfg.StreamName(0)); err != nil {
+		t.Fatal(err)
+	}
+	p := r.open[0].Partition
+	r.open = nil
+	r.declare(p)
+	r.publish(follow("1", "3", 1))
+	r.await("the new event in hand or handled", func() (bool, error) {
+		c, err := r.js.Consumer(t.Context(), r.cfg.StreamName(0), "mailer-follow")
+		if errors.Is(err, jetstream.ErrConsumerNotFound) {
+			return false, nil
+		}
+		return err == nil && c.CachedInfo().Delivered.Stream == 1, err
+	})
+	close(leave)
+	r.await("the new event", func() (bool, error) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return len(d.versions["3"]) > 0, nil
+	})
+	letters, err := subscribe.HandlerDeadLetters(r.nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.await("the dead letters of both", func() (bool, error) {
+		all, err := postgres.Collect(letters.List(t.Context(), "mailer-follow", 0))
+		return len(all) == 2, err
+	})
+	if err := w.stop(); err != nil {
+		t.Error(err)
+	}
+}
+
 // share is the work that three instances of a handler share. One of them dies with events in hand.
 type share struct {
 	*rig

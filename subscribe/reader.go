@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,7 +31,9 @@ type message struct {
 	event   event.Event
 	fault   error // why the event cannot be decoded
 	seq     uint64
-	attempt int // the number of the next attempt
+	stored  time.Time // with seq, it identifies the message
+	attempt int       // the number of the next attempt
+	former  bool      // of a stream that was recreated, under r.mu: NATS would take an answer for that of a new message
 }
 
 func (m *message) aggregate() aggregate {
@@ -342,7 +346,7 @@ func (r *reader) take(ctx context.Context, msg jetstream.Msg) error {
 	if err != nil {
 		return err
 	}
-	m := &message{Msg: msg, seq: meta.Sequence.Stream, attempt: int(meta.NumDelivered)}
+	m := &message{Msg: msg, seq: meta.Sequence.Stream, stored: meta.Timestamp, attempt: int(meta.NumDelivered)}
 	if r.again {
 		m.event, m.fault = decodeLetter(msg)
 	} else {
@@ -357,8 +361,10 @@ func (r *reader) take(ctx context.Context, msg jetstream.Msg) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.undone[m.seq] != nil { // delivered again because NATS did not get InProgress in time
+	if have := r.undone[m.seq]; have != nil && have.stored.Equal(m.stored) { // NATS did not get InProgress in time
 		return nil
+	} else if have != nil {
+		r.disown(m.stored)
 	}
 	if pin := msg.Headers().Get("Nats-Pin-Id"); r.InOrder && pin != r.pin {
 		r.endTurn()
@@ -373,6 +379,26 @@ func (r *reader) take(ctx context.Context, msg jetstream.Msg) error {
 	}
 	r.dispatch(m)
 	return nil
+}
+
+// disown makes the messages in hand that were stored before a time those of a former stream. Calls
+// for them end as they may, without an answer to NATS. The caller holds r.mu.
+func (r *reader) disown(before time.Time) {
+	maps.DeleteFunc(r.undone, func(_ uint64, m *message) bool {
+		m.former = m.stored.Before(before)
+		return m.former
+	})
+	r.held = slices.DeleteFunc(r.held, func(m *message) bool { return m.former })
+}
+
+// answer answers NATS for a message in hand.
+func (r *reader) answer(m *message, how func() error) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if m.former {
+		return nil
+	}
+	return how()
 }
 
 // dispatch queues a message behind those of its aggregate. The caller holds r.mu.
@@ -416,12 +442,13 @@ func (r *reader) work(a aggregate) {
 		r.mu.Lock()
 		m := r.queues[a][0]
 		r.mu.Unlock()
-		finished := r.handle(m.term, m)
-		r.mu.Lock()
-		if !finished {
-			_ = m.Nak() // if the Nak is lost, NATS delivers the message after AckWait
+		if !r.handle(m.term, m) {
+			_ = r.answer(m, m.Nak) // if the Nak is lost, NATS delivers the message after AckWait
 		}
-		delete(r.undone, m.seq)
+		r.mu.Lock()
+		if !m.former {
+			delete(r.undone, m.seq)
+		}
 		rest := r.queues[a][1:]
 		if r.failing[a] {
 			delete(r.failing, a)

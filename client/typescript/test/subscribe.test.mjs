@@ -429,6 +429,47 @@ test('a recreated stream is read from its beginning', async () => {
   await again.stop();
 });
 
+test('an event of a recreated stream is not taken for one in hand', async () => {
+  const rig = await newRig();
+  const d = diary();
+  let leave, entered;
+  const [held, inside] = [new Promise((resolve) => { leave = resolve; }), new Promise((resolve) => { entered = resolve; })];
+  const w = rig.start(async (e) => {
+    if (e.aggregateId !== '1') d.note(e);
+    else await (entered(), held);
+    throw new PermanentError('no such user');
+  });
+  await rig.publish(1, 1);
+  await inside;
+  await jsm.streams.delete(`${rig.stream}-0`);
+  await rig.declare(0);
+  await rig.publish(2, 1); // with the sequence of the event in hand, by which a consumer knows an acknowledgment
+  await until(async () => (await rig.info().catch(() => undefined))?.delivered.stream_seq === 1);
+  leave();
+  await until(d.has([2], 1));
+  await until(async () => (await rig.letters()).length === 2);
+  await w.stop();
+});
+
+test('a wall clock that is set back stops no reader', async () => {
+  const rig = await newRig();
+  for (let v = 1; v <= 40; v++) await rig.publish(1, v);
+  let leave;
+  const held = new Promise((resolve) => { leave = resolve; });
+  const w = rig.start((e) => (e.aggregateId === '1' ? held : undefined), { concurrency: 2 }); // 32 events in hand: there is no room
+  await until(async () => (await rig.info().catch(() => undefined))?.num_ack_pending === 32);
+  const now = Date.now;
+  Date.now = () => now() - 3_600_000;
+  try {
+    const { num_ack_pending: before } = await rig.info();
+    await until(async () => (await rig.info()).num_ack_pending > before); // without room it still asks for one now and then
+  } finally {
+    Date.now = now;
+    leave();
+  }
+  await w.stop();
+});
+
 const here = (path) => fileURLToPath(new URL(path, import.meta.url));
 const run = promisify(execFile);
 

@@ -21,7 +21,9 @@ interface Message {
   event: Envelope;
   fault: Error | undefined; // why the event cannot be decoded
   sequence: number;
+  stored: bigint; // when, in nanoseconds; with the sequence, it identifies the message
   attempt: number; // the number of the next attempt
+  former: boolean; // of a stream that was recreated: NATS would take an answer for that of a new message
 }
 
 const perCall = 16; // events in hand for each place, enough that no place waits for NATS
@@ -170,13 +172,13 @@ export class Reader {
    * now and then, to keep its turn.
    */
   async #awaitRoom(signal: AbortSignal): Promise<number> {
-    const until = Date.now() + this.sub.s.takeover / 3;
+    const until = performance.now() + this.sub.s.takeover / 3;
     for (;;) {
       const n = this.#window - this.#undone.size + (this.#parked.bytes <= maxParked ? this.#parked.events : 0);
       if (this.#repeated) return Math.max(1, Math.min(this.#missing, this.#window));
       if (this.#behind || (this.sub.s.inOrder && this.#pin === '')) return 1; // the first tells whether there are unfinished ones
       if (n > 0 && n >= this.#window / 4) return n;
-      const rest = until - Date.now();
+      const rest = until - performance.now();
       if (signal.aborted || rest <= 0) return Math.max(n, 1);
       const room = linked(signal);
       this.#notify = () => room.abort();
@@ -245,7 +247,7 @@ export class Reader {
   async snapshot(event: Envelope, data: Uint8Array, term: AbortSignal): Promise<boolean> {
     const { s, slots, handling } = this.sub;
     const of = `the state of ${event.aggregateType} ${event.aggregateId} of tenant ${event.tenantId}`;
-    const m: Message = { msg: { data } as Msg, event, fault: undefined, sequence: 0, attempt: 1, term };
+    const m: Message = { msg: { data } as Msg, event, fault: undefined, sequence: 0, stored: 0n, attempt: 1, term, former: false };
     for (; await slots.take(term); m.attempt++) {
       const error = await this.#invoke(m);
       if (error === undefined) {
@@ -266,7 +268,7 @@ export class Reader {
   #take(msg: Msg): void {
     const { stream, again } = this.of;
     const h = msg.headers ?? headers();
-    const { sequence, delivered } = position(msg);
+    const { sequence, stored, delivered } = position(msg);
     if (!again && !isOurs(msg.headers)) {
       this.sub.s.health.counts.foreign++;
       this.sub.log('warn', 'skipping a message that no relay published', { stream, sequence, subject: msg.subject });
@@ -276,13 +278,15 @@ export class Reader {
     const { event, fault } = again
       ? decode(h.get('Tidings-Dead-Subject'), h, h.get('Tidings-Dead-Stream'), Number(h.get('Tidings-Dead-Sequence')))
       : decode(msg.subject, h, stream, sequence);
-    if (this.#undone.has(sequence)) return; // delivered again because NATS did not get the progress in time
+    const have = this.#undone.get(sequence);
+    if (have?.stored === stored) return; // delivered again because NATS did not get the progress in time
+    if (have !== undefined) this.#disown(stored);
     const pin = h.get('Nats-Pin-Id');
     if (this.sub.s.inOrder && pin !== this.#pin) {
       this.#endTurn();
       [this.#pin, this.#behind, this.#term] = [pin, true, linked(this.#stopping.signal)];
     }
-    const m: Message = { msg, event, fault, sequence, attempt: delivered, term: this.#term.signal };
+    const m: Message = { msg, event, fault, sequence, stored, attempt: delivered, term: this.#term.signal, former: false };
     this.#undone.set(sequence, m);
     if (this.#behind) {
       this.#repeated ||= delivered > 1;
@@ -290,6 +294,20 @@ export class Reader {
     } else {
       this.#dispatch(m);
     }
+  }
+
+  /** The stream was created then: messages in hand from before are of its predecessor, and NATS gets no answers for them. */
+  recreated(created: string): void {
+    this.#disown(BigInt(Date.parse(created)) * 1_000_000n);
+  }
+
+  #disown(before: bigint): void {
+    for (const m of this.#undone.values()) {
+      if (m.stored >= before) continue;
+      m.former = true;
+      this.#undone.delete(m.sequence);
+    }
+    this.#held = this.#held.filter((m) => !m.former);
   }
 
   /** Queues a message behind those of its aggregate. */
@@ -310,8 +328,8 @@ export class Reader {
   async #work(key: string): Promise<void> {
     const queue = this.#queues.get(key)!;
     for (let m = queue[0]; m !== undefined; m = queue[0]) {
-      if (!(await this.#handle(m))) ack(m.msg, '-NAK'); // if that is lost, NATS delivers the message after takeover
-      this.#undone.delete(m.sequence);
+      if (!(await this.#handle(m))) answer(m, '-NAK'); // if that is lost, NATS delivers the message after takeover
+      if (!m.former) this.#undone.delete(m.sequence);
       queue.shift();
       if (this.#failing.delete(key)) this.#park(-1, queue);
       this.#notify();
@@ -348,7 +366,7 @@ export class Reader {
       const error = await this.#invoke(m);
       if (error === undefined) {
         s.health.counts.handled++;
-        ack(m.msg, '+ACK');
+        answer(m, '+ACK');
         await this.#forget(m.sequence);
         return true;
       }
@@ -404,7 +422,7 @@ export class Reader {
     })) letter.set(`Tidings-Dead-${name}`, value);
     for (let attempt = 1; ; attempt++) {
       try {
-        const msgID = `${durable}:${this.of.stream}:${m.sequence}`;
+        const msgID = `${durable}:${this.of.stream}:${m.sequence}:${old.get('ce-id')}`; // a recreated stream has other events
         const stored = await js.publish(`${dead}.letter.${durable}`, m.msg.data, { headers: letter, msgID });
         await this.#unlessErased(stream, sequence, stored.seq);
         break;
@@ -417,7 +435,7 @@ export class Reader {
     this.sub.trouble(dead);
     s.health.counts.deadLetters++;
     this.sub.log('error', 'an event became a dead letter', { ...m.event, attempts: m.attempt, error: why, runbook: 'SubscriberDeadLetters' });
-    ack(m.msg, `+TERM a dead letter of ${dead}`);
+    answer(m, `+TERM a dead letter of ${dead}`);
     await this.#forget(m.sequence);
     return true;
   }
@@ -507,11 +525,16 @@ function ack(msg: Msg, what: string): void {
   }
 }
 
-/** The stream sequence of a message and the number of its deliveries, from its reply subject. */
-function position(msg: Msg): { sequence: number; delivered: number } {
-  const tokens = msg.reply!.split('.'); // $JS.ACK.[DOMAIN.ACCOUNT.]STREAM.CONSUMER.DELIVERED.SEQUENCE...
+/** Answers NATS about a message in hand. */
+function answer(m: Message, what: string): void {
+  if (!m.former) ack(m.msg, what);
+}
+
+/** The stream sequence of a message, when it was stored and the number of its deliveries, from its reply subject. */
+function position(msg: Msg): { sequence: number; stored: bigint; delivered: number } {
+  const tokens = msg.reply!.split('.'); // $JS.ACK.[DOMAIN.ACCOUNT.]STREAM.CONSUMER.DELIVERED.SEQUENCE.CONSUMER-SEQUENCE.TIME...
   const at = tokens.length >= 11 ? 6 : 4;
-  return { delivered: Number(tokens[at]), sequence: Number(tokens[at + 1]) };
+  return { delivered: Number(tokens[at]), sequence: Number(tokens[at + 1]), stored: BigInt(tokens[at + 3]!) };
 }
 
 /** Makes a text valid as the value of a header. */
