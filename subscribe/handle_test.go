@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -476,6 +477,64 @@ func TestAnEventOfARecreatedStreamIsNotTakenForOneInHand(t *testing.T) {
 	})
 	if err := w.stop(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestAnEventThatEndsItsProcessTakesNoOthersWithIt: the first of 20 events has ended eleven
+// processes that had all of them in hand.
+func TestAnEventThatEndsItsProcessTakesNoOthersWithIt(t *testing.T) {
+	r := newRig(t, 1)
+	var all []event.Event
+	for i := range 20 {
+		all = append(all, follow("1", event.IDOf(1+i), 1))
+	}
+	r.publish(all...)
+	c, err := r.js.CreateConsumer(t.Context(), r.cfg.StreamName(0), jetstream.ConsumerConfig{Durable: "mailer-follow-created",
+		FilterSubject: event.TypeFilter(r.cfg.Prefix, "follow", "created"), AckPolicy: jetstream.AckExplicitPolicy})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 11 {
+		batch, err := c.Fetch(len(all))
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := 0
+		for m := range batch.Messages() {
+			n++
+			if err := m.Nak(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n != len(all) || batch.Error() != nil {
+			t.Fatalf("%d events, %v", n, batch.Error())
+		}
+	}
+	d := newDiary()
+	var running, most atomic.Int32
+	r.start(func(ctx context.Context) error {
+		return subscribe.Handle(ctx, r.nc, "mailer", "follow.created", func(_ context.Context, e subscribe.Event[event.Edge]) error {
+			if n := running.Add(1); n > most.Load() {
+				most.Store(n)
+			}
+			defer running.Add(-1)
+			d.note(e)
+			return nil
+		}, subscribe.Log(testkit.Logger(t)))
+	})
+	letters, err := subscribe.HandlerDeadLetters(r.nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.await("all events to be handled or dead", func() (bool, error) {
+		dead, err := postgres.Collect(letters.List(t.Context(), "mailer-follow-created", 0))
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return len(d.versions)+len(dead) == len(all), err
+	})
+	dead, err := postgres.Collect(letters.List(t.Context(), "mailer-follow-created", 0))
+	if err != nil || len(dead) != 1 || dead[0].Event.ID != all[0].ID || most.Load() != 1 {
+		t.Errorf("%d dead letters, %v; up to %d calls at once; want the first event alone, and one call", len(dead), err, most.Load())
 	}
 }
 
