@@ -24,9 +24,13 @@ const deliveries = 10
 // ends again, the first one that comes next is guilty, and each process condemns only one. Without
 // that, one event would make dead letters of all that come with it, and none of them was tried.
 
-// suspect adds a message to the suspected ones if it was delivered too often. The caller holds r.mu.
+// mostDeliveries is the number of deliveries of an event that is not suspected.
+func (r *reader) mostDeliveries() int { return max(r.Attempts, deliveries) }
+
+// suspect adds a message to the suspected ones if it was delivered too often. The caller holds
+// r.mu.
 func (r *reader) suspect(m *message) {
-	if m.attempt <= max(r.Attempts, deliveries) {
+	if m.attempt <= r.mostDeliveries() {
 		return
 	}
 	m.turn = make(chan struct{})
@@ -56,7 +60,7 @@ func (r *reader) try(ctx context.Context, m *message) (guilty error, ok bool) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.condemned || m.attempt <= max(r.Attempts, deliveries)+1 {
+	if r.condemned || m.attempt <= r.mostDeliveries()+1 {
 		return nil, true
 	}
 	r.condemned = true

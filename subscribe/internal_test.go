@@ -144,8 +144,9 @@ func TestALostDeliveryDelaysTheLaterEvents(t *testing.T) {
 	all.Broker.Timeout = time.Second
 	begun := &message{seq: 1, term: t.Context()}
 	consumer := &turns{pin: "first", pending: 4}
-	r := &reader{subscriber: newSubscriber(all, nil, "follow.*", nil), source: source{again: true}, reading: t.Context(), consumer: consumer,
-		pin: "first", term: t.Context(), latest: 1, undone: map[uint64]*message{1: begun}, queues: map[aggregate][]*message{{}: {begun}}}
+	r := &reader{subscriber: newSubscriber(all, nil, "follow.*", nil), source: source{again: true}, reading: t.Context(),
+		consumer: consumer, pin: "first", term: t.Context(), latest: 1, undone: map[uint64]*message{1: begun},
+		queues: map[aggregate][]*message{{}: {begun}}}
 	number := uint64(1)
 	for _, step := range []struct {
 		seq  uint64

@@ -388,7 +388,8 @@ func (r *reader) take(ctx context.Context, msg jetstream.Msg) error {
 	return nil
 }
 
-// count notices lost deliveries: their events come again after AckWait, so later ones wait for them.
+// count notices lost deliveries: their events come again after AckWait, so later ones wait for
+// them.
 func (r *reader) count(delivery uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
