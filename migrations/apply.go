@@ -18,8 +18,9 @@ import (
 // a release that applies them with goose may run at the same time. We do not link goose, because a
 // subscriber's program applies Consumers too, and would grow by it.
 const (
-	lockSQL   = `SELECT pg_try_advisory_lock(4097083626)`
-	unlockSQL = `SELECT pg_advisory_unlock(4097083626)`
+	lockKey   = `4097083626`
+	lockSQL   = `SELECT pg_try_advisory_lock(` + lockKey + `)`
+	unlockSQL = `SELECT pg_advisory_unlock(` + lockKey + `)`
 	existsSQL = `SELECT EXISTS (SELECT FROM pg_tables WHERE schemaname = current_schema() AND tablename = $1)`
 	createSQL = `
 CREATE TABLE %[1]s (

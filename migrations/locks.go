@@ -20,6 +20,7 @@ const (
 	lockTimeout   = 500 * time.Millisecond
 	retryInterval = time.Second
 	watchInterval = 100 * time.Millisecond
+	patience      = 3 * time.Second // with another migration, before it is named
 	application   = "tidings migrate"
 )
 
@@ -45,7 +46,7 @@ func upFrom(ctx context.Context, url string, set Set, files fs.FS, schema string
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			watch(watching, cfg, log)
+			watch(watching, cfg, conn.PgConn().PID(), log)
 		}()
 		n, err := up(ctx, conn, set, files, schema)
 		stop()
@@ -61,25 +62,32 @@ func upFrom(ctx context.Context, url string, set Set, files fs.FS, schema string
 	}
 }
 
-// blockersSQL reads the sessions for whose locks the migration waits. It cuts their statements at
-// the first quoted value, which may be a password or a comment's text.
+// blockersSQL reads the sessions for whose locks the migration waits. With @all it includes the one
+// that holds the lock of all migrations. It cuts their statements at the first quoted value, which
+// may be a password or a comment's text.
 const blockersSQL = `
 SELECT b.pid, coalesce(b.usename::text, ''), coalesce(b.application_name, ''), coalesce(b.state, ''),
        coalesce(extract(epoch FROM clock_timestamp() - b.xact_start), 0)::float8,
+       coalesce(extract(epoch FROM clock_timestamp() - b.query_start), 0)::float8,
        left(regexp_replace(regexp_replace(coalesce(b.query, ''), '[''$].*', '...'), '\s+', ' ', 'g'), 100)
-  FROM pg_stat_activity m CROSS JOIN LATERAL unnest(pg_blocking_pids(m.pid)) AS by(pid) JOIN pg_stat_activity b ON b.pid = by.pid
- WHERE m.application_name = $1 AND m.datname = current_database() AND b.application_name <> $1`
+  FROM pg_stat_activity b
+ WHERE b.application_name <> @application
+   AND b.pid IN (SELECT unnest(pg_blocking_pids(m.pid)) FROM pg_stat_activity m
+                  WHERE m.application_name = @application AND m.datname = current_database())
+    OR @all AND b.pid <> @own AND b.datname = current_database()
+   AND b.pid IN (SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND classid = 0
+                    AND objid::bigint = ` + lockKey + `)`
 
-// watch logs the sessions for which the migration waits, each once, until ctx ends. It connects
-// only after watchInterval.
-func watch(ctx context.Context, cfg *pgx.ConnConfig, log *slog.Logger) {
+// watch logs the sessions for which the migration in the session own waits, each once, until ctx
+// ends. It connects only after watchInterval.
+func watch(ctx context.Context, cfg *pgx.ConnConfig, own uint32, log *slog.Logger) {
 	var conn *pgx.Conn
 	defer func() {
 		if conn != nil {
 			_ = conn.Close(context.WithoutCancel(ctx)) // it only reads
 		}
 	}()
-	seen := map[int32]bool{}
+	seen, began := map[int32]bool{}, time.Now()
 	tick := time.NewTicker(watchInterval)
 	defer tick.Stop()
 	for {
@@ -98,15 +106,17 @@ func watch(ctx context.Context, cfg *pgx.ConnConfig, log *slog.Logger) {
 		var (
 			pid                       int32
 			user, program, doing, sql string
-			seconds                   float64
+			transaction, statement    float64
 		)
-		rows, _ := conn.Query(ctx, blockersSQL, application)
+		rows, _ := conn.Query(ctx, blockersSQL, pgx.StrictNamedArgs{"application": application, "own": int64(own),
+			"all": time.Since(began) >= patience})
 		// The migration itself reports a failure.
-		_, _ = pgx.ForEachRow(rows, []any{&pid, &user, &program, &doing, &seconds, &sql}, func() error {
+		_, _ = pgx.ForEachRow(rows, []any{&pid, &user, &program, &doing, &transaction, &statement, &sql}, func() error {
 			if !seen[pid] {
 				seen[pid] = true
 				log.WarnContext(ctx, "the migration waits for another session; pg_terminate_backend(pid) would end it",
-					"pid", pid, "user", user, "application", program, "state", doing, "transaction_s", seconds, "query", sql)
+					"pid", pid, "user", user, "application", program, "state", doing, "transaction_s", transaction, "query_s", statement,
+					"query", sql)
 			}
 			return nil
 		})

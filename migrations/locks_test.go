@@ -15,6 +15,8 @@ import (
 	"testing/fstest"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/migrations"
@@ -102,6 +104,34 @@ func TestAMigrationLetsOthersPassWhileItWaitsForAReader(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := pool.Exec(ctx, `SELECT note FROM edges`); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAMigrationNamesTheSessionThatHoldsTheLockOfMigrations(t *testing.T) {
+	t.Parallel()
+	db, ctx := testkit.Postgres(t), t.Context()
+	holder, err := pgx.Connect(ctx, db.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = holder.Close(context.Background()) }()
+	if _, err := holder.Exec(ctx, `SELECT pg_advisory_lock(4097083626)`); err != nil {
+		t.Fatal(err)
+	}
+	var log lines
+	migrated := make(chan error, 1)
+	go func() {
+		_, err := migrations.Up(ctx, db.URL, migrations.Truth, slog.New(slog.NewTextHandler(&log, nil)))
+		migrated <- err
+	}()
+	testkit.Eventually(t, "the holder in the log", func() (bool, error) {
+		return log.has(fmt.Sprintf("pid=%d", holder.PgConn().PID())) && log.has("query_s="), nil
+	})
+	if err := holder.Close(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-migrated; err != nil {
 		t.Error(err)
 	}
 }

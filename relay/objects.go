@@ -123,7 +123,7 @@ func (o *objects) publish(nc *nats.Conn) error {
 }
 
 func (o *objects) send(nc *nats.Conn, m *nats.Msg, p *published) error {
-	if time.Since(time.Unix(0, o.denied.Load())) < objectsQuiet {
+	if isQuiet(o.denied.Load(), time.Now()) {
 		o.metrics.dropped.Add(float64(p.events(0)))
 		return nil
 	}
@@ -152,10 +152,17 @@ func (o *objects) drop(events int, err error) {
 	o.warn(err)
 }
 
+// isQuiet reports whether now is within objectsQuiet after a Unix time in ns. A later one is of a
+// clock that was set back.
+func isQuiet(since int64, now time.Time) bool {
+	age := now.Sub(time.Unix(0, since))
+	return age >= 0 && age < objectsQuiet
+}
+
 // warn logs that events are lost, once per objectsQuiet.
 func (o *objects) warn(err error) {
 	now, last := time.Now(), o.warned.Load()
-	if now.Sub(time.Unix(0, last)) >= objectsQuiet && o.warned.CompareAndSwap(last, now.UnixNano()) {
+	if !isQuiet(last, now) && o.warned.CompareAndSwap(last, now.UnixNano()) {
 		o.log.Warn("live subscribers of single objects miss events", "err", err)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/otel/trace"
@@ -14,18 +15,68 @@ import (
 	"github.com/tidings/tidings/subscribe/internal/settings"
 )
 
-// deliveries is the number of deliveries after which an event counts as one that ends its process.
-// NATS also counts those whose event an instance gave back before a call, when it stopped or passed
-// a turn.
+// deliveries is the number of deliveries after which an event is suspected to end its process. NATS
+// also counts those whose event an instance gave back before a call, and those of all other events
+// that a process had in hand when one event ended it.
 const deliveries = 10
+
+// A suspected event is handled while no other one is, in the order of the stream. So if the process
+// ends again, the first one that comes next is guilty, and each process condemns only one. Without
+// that, one event would make dead letters of all that come with it, and none of them was tried.
+
+// mostDeliveries is the number of deliveries of an event that is not suspected.
+func (r *reader) mostDeliveries() int { return max(r.Attempts, deliveries) }
+
+// suspect adds a message to the suspected ones if it was delivered too often. The caller holds
+// r.mu.
+func (r *reader) suspect(m *message) {
+	if m.attempt <= r.mostDeliveries() {
+		return
+	}
+	m.turn = make(chan struct{})
+	if r.suspects = append(r.suspects, m); len(r.suspects) == 1 {
+		close(m.turn)
+	}
+}
+
+// release lets the next suspected message take its turn. The caller holds r.mu.
+func (r *reader) release(m *message) {
+	i := slices.Index(r.suspects, m)
+	if i < 0 {
+		return
+	}
+	if r.suspects = slices.Delete(r.suspects, i, i+1); i == 0 && len(r.suspects) > 0 {
+		close(r.suspects[0].turn)
+	}
+}
+
+// try waits for the turn of a suspected message, and returns the error with which it becomes a dead
+// letter if it had its turn in an earlier process. It returns false if ctx ends before.
+func (r *reader) try(ctx context.Context, m *message) (guilty error, ok bool) {
+	select {
+	case <-ctx.Done():
+		return nil, false
+	case <-m.turn:
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.condemned || m.attempt <= r.mostDeliveries()+1 {
+		return nil, true
+	}
+	r.condemned = true
+	return fmt.Errorf("the event was delivered %d times, and no attempt finished: each time the process ended first, or lost NATS",
+		m.attempt-1), true
+}
 
 // handle calls the function with a message until it succeeds or the message becomes a dead letter.
 // It returns false if ctx ends before that.
 func (r *reader) handle(ctx context.Context, m *message) bool {
 	err := m.fault
-	if err == nil && m.attempt > max(r.Attempts, deliveries) {
-		err = fmt.Errorf("the event was delivered %d times, and no attempt finished: each time the process ended first, or lost NATS",
-			m.attempt-1)
+	if err == nil && m.turn != nil {
+		var ok bool
+		if err, ok = r.try(ctx, m); !ok {
+			return false
+		}
 	}
 	for ; err == nil; m.attempt++ {
 		if !r.enter(ctx) {
@@ -67,7 +118,7 @@ func (r *reader) enter(ctx context.Context) bool {
 
 // acknowledge acknowledges a message. If NATS does not get that, the message comes again.
 func (r *reader) acknowledge(ctx context.Context, m *message) {
-	if err := m.Ack(); err != nil {
+	if err := r.answer(m, m.Ack); err != nil {
 		r.Log.WarnContext(ctx, "acknowledging an event failed; it may come again", "event_id", m.event.ID, "err", err)
 		return
 	}

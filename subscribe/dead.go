@@ -62,7 +62,7 @@ func (r *reader) moveToDeadLetters(ctx context.Context, m *message, why error) b
 	} {
 		letter.Header.Set(name, value)
 	}
-	id := fmt.Sprintf("%s:%s:%d", r.durable, r.stream, m.seq)
+	id := fmt.Sprintf("%s:%s:%d:%s", r.durable, r.stream, m.seq, m.Headers().Get(event.HeaderID)) // a recreated stream has other events
 	var stored *jetstream.PubAck
 	for attempt := 1; ; attempt++ {
 		var err error
@@ -82,7 +82,7 @@ func (r *reader) moveToDeadLetters(ctx context.Context, m *message, why error) b
 	r.metrics.dead.Inc()
 	r.Log.ErrorContext(ctx, "an event became a dead letter", "event_id", m.event.ID, "tenant", m.event.TenantID, "stream", stream,
 		"stream_seq", seq, "attempts", m.attempt, "err", why, "runbook", "SubscriberDeadLetters")
-	if err := m.TermWithReason("a dead letter of " + deadStream(r.Settings)); err != nil {
+	if err := r.answer(m, func() error { return m.TermWithReason("a dead letter of " + deadStream(r.Settings)) }); err != nil {
 		r.Log.WarnContext(ctx, "ending the delivery of a dead letter failed; it may come again", "event_id", m.event.ID, "err", err)
 	}
 	r.forget(ctx, m.seq)

@@ -296,6 +296,11 @@ func (s *subscriber) logRecreated(ctx context.Context, st broker.Stream) {
 		delete(s.done, st.Name)
 	}
 	s.mu.Unlock()
+	if r, ok := s.readers.Of(st.Name); again && ok {
+		r.mu.Lock()
+		r.disown(st.Created)
+		r.mu.Unlock()
+	}
 	if again {
 		s.Log.ErrorContext(ctx, "the stream was recreated, reading it from its beginning; events left on the former stream are not handled",
 			"stream", st.Name, "before", before, "now", st.Created, "runbook", "SubscriberStreamLost")

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -419,6 +420,121 @@ func TestAHandlerThatNeverReturnsEndsTheSubscriberAndIsNotAcknowledged(t *testin
 	})
 	if err := w.stop(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestAnEventOfARecreatedStreamIsNotTakenForOneInHand: both have the same sequence, and a durable
+// consumer knows an acknowledgment by its sequence alone. A second copy of either would only be
+// superfluous.
+func TestAnEventOfARecreatedStreamIsNotTakenForOneInHand(t *testing.T) {
+	r := newRig(t, 1)
+	old := follow("1", "2", 1)
+	r.publish(old)
+	entered, leave := make(chan struct{}), make(chan struct{})
+	d := newDiary()
+	w := r.start(func(ctx context.Context) error {
+		return subscribe.Handle(ctx, r.nc, "mailer", "follow.*", func(_ context.Context, e subscribe.Event[event.Edge]) error {
+			if e.ID == old.ID {
+				close(entered)
+				<-leave
+				return subscribe.Permanent(errors.New("no such user"))
+			}
+			d.note(e)
+			if e.Data.To == "3" {
+				return subscribe.Permanent(errors.New("no such user either"))
+			}
+			return nil
+		}, subscribe.Log(testkit.Logger(t)), subscribe.Takeover(time.Second))
+	})
+	<-entered
+	if err := r.js.DeleteStream(t.Context(), r.cfg.StreamName(0)); err != nil {
+		t.Fatal(err)
+	}
+	p := r.open[0].Partition
+	r.open = nil
+	r.declare(p)
+	r.publish(follow("1", "3", 1))
+	r.await("the new event in hand or handled", func() (bool, error) {
+		c, err := r.js.Consumer(t.Context(), r.cfg.StreamName(0), "mailer-follow")
+		if errors.Is(err, jetstream.ErrConsumerNotFound) {
+			return false, nil
+		}
+		return err == nil && c.CachedInfo().Delivered.Stream == 1, err
+	})
+	close(leave)
+	r.await("the new event", func() (bool, error) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return len(d.versions["3"]) > 0, nil
+	})
+	letters, err := subscribe.HandlerDeadLetters(r.nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.await("the dead letters of both", func() (bool, error) {
+		all, err := postgres.Collect(letters.List(t.Context(), "mailer-follow", 0))
+		return len(all) == 2, err
+	})
+	if err := w.stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestAnEventThatEndsItsProcessTakesNoOthersWithIt: the first of 20 events has ended eleven
+// processes that had all of them in hand.
+func TestAnEventThatEndsItsProcessTakesNoOthersWithIt(t *testing.T) {
+	r := newRig(t, 1)
+	var all []event.Event
+	for i := range 20 {
+		all = append(all, follow("1", event.IDOf(1+i), 1))
+	}
+	r.publish(all...)
+	c, err := r.js.CreateConsumer(t.Context(), r.cfg.StreamName(0), jetstream.ConsumerConfig{Durable: "mailer-follow-created",
+		FilterSubject: event.TypeFilter(r.cfg.Prefix, "follow", "created"), AckPolicy: jetstream.AckExplicitPolicy})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 11 {
+		batch, err := c.Fetch(len(all))
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := 0
+		for m := range batch.Messages() {
+			n++
+			if err := m.Nak(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n != len(all) || batch.Error() != nil {
+			t.Fatalf("%d events, %v", n, batch.Error())
+		}
+	}
+	d := newDiary()
+	var running, most atomic.Int32
+	r.start(func(ctx context.Context) error {
+		return subscribe.Handle(ctx, r.nc, "mailer", "follow.created", func(_ context.Context, e subscribe.Event[event.Edge]) error {
+			if n := running.Add(1); n > most.Load() {
+				most.Store(n)
+			}
+			defer running.Add(-1)
+			d.note(e)
+			return nil
+		}, subscribe.Log(testkit.Logger(t)))
+	})
+	letters, err := subscribe.HandlerDeadLetters(r.nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.await("all events to be handled or dead", func() (bool, error) {
+		dead, err := postgres.Collect(letters.List(t.Context(), "mailer-follow-created", 0))
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return len(d.versions)+len(dead) == len(all), err
+	})
+	dead, err := postgres.Collect(letters.List(t.Context(), "mailer-follow-created", 0))
+	if err != nil || len(dead) != 1 || dead[0].Event.ID != all[0].ID || most.Load() != 1 {
+		t.Errorf("%d dead letters, %v; up to %d calls at once; want the first event alone, and one call", len(dead), err, most.Load())
 	}
 }
 

@@ -62,14 +62,15 @@ func (c *turns) Info(context.Context) (*jetstream.ConsumerInfo, error) {
 // delivered is a message of a turn.
 type delivered struct {
 	jetstream.Msg
-	seq  uint64
-	pin  string
-	naks *[]uint64
-	data []byte
+	seq    uint64
+	number uint64 // of the delivery
+	pin    string
+	naks   *[]uint64
+	data   []byte
 }
 
 func (m delivered) Metadata() (*jetstream.MsgMetadata, error) {
-	return &jetstream.MsgMetadata{Sequence: jetstream.SequencePair{Stream: m.seq}, NumDelivered: 1}, nil
+	return &jetstream.MsgMetadata{Sequence: jetstream.SequencePair{Stream: m.seq, Consumer: m.number}, NumDelivered: 1}, nil
 }
 func (m delivered) Headers() nats.Header { return nats.Header{"Nats-Pin-Id": {m.pin}} }
 func (m delivered) Subject() string      { return "" }
@@ -108,7 +109,9 @@ func TestATurnAfterAnOwnTurnKeepsTheOrder(t *testing.T) {
 			t.Errorf("the queue of %d unfinished events: %s", pending, diff)
 		}
 	}
-	begun := &message{seq: 1} // its call has begun, so no other worker begins
+	over, end := context.WithCancel(t.Context())
+	end()
+	begun := &message{seq: 1, term: over} // its call has begun, so no other worker begins
 	r.undone[1], r.queues[aggregate{}] = begun, []*message{begun}
 	take(2, "first")
 	settle(2, 1)
@@ -132,6 +135,40 @@ func TestATurnAfterAnOwnTurnKeepsTheOrder(t *testing.T) {
 	settle(3, 1) // 3 has not come again
 	take(3, "third")
 	settle(3, 1, 2, 3, 4)
+}
+
+// TestALostDeliveryDelaysTheLaterEvents loses the third of four deliveries in one turn, for example
+// with a connection.
+func TestALostDeliveryDelaysTheLaterEvents(t *testing.T) {
+	all := &settings.Settings{Name: "mailer", Log: testkit.Logger(t), InOrder: true, Concurrency: 1}
+	all.Broker.Timeout = time.Second
+	begun := &message{seq: 1, term: t.Context()}
+	consumer := &turns{pin: "first", pending: 4}
+	r := &reader{subscriber: newSubscriber(all, nil, "follow.*", nil), source: source{again: true}, reading: t.Context(),
+		consumer: consumer, pin: "first", term: t.Context(), latest: 1, undone: map[uint64]*message{1: begun},
+		queues: map[aggregate][]*message{{}: {begun}}}
+	number := uint64(1)
+	for _, step := range []struct {
+		seq  uint64
+		want []uint64 // the queue afterwards
+	}{{2, []uint64{1, 2}}, {4, []uint64{1, 2}}, {3, []uint64{1, 2, 3, 4}}} {
+		if number++; step.seq == 4 {
+			number++
+		}
+		if err := r.take(t.Context(), delivered{seq: step.seq, number: number, pin: "first"}); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.settle(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		var got []uint64
+		for _, m := range r.queues[aggregate{}] {
+			got = append(got, m.seq)
+		}
+		if diff := cmp.Diff(step.want, got); diff != "" {
+			t.Errorf("the queue after %d: %s", step.seq, diff)
+		}
+	}
 }
 
 // TestEventsBehindAFailingOneTakeRoomBeyondABound fills the memory for them, and empties it again.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,7 +31,10 @@ type message struct {
 	event   event.Event
 	fault   error // why the event cannot be decoded
 	seq     uint64
-	attempt int // the number of the next attempt
+	stored  time.Time     // with seq, it identifies the message
+	attempt int           // the number of the next attempt
+	turn    chan struct{} // nil unless it is suspected; closed when it may be handled
+	former  bool          // of a stream that was recreated, under r.mu: NATS would take an answer for that of a new message
 }
 
 func (m *message) aggregate() aggregate {
@@ -61,6 +66,10 @@ type reader struct {
 	queues  map[aggregate][]*message // the first of each queue is being handled
 	failing map[aggregate]bool       // the first of the queue has failed and will be tried again
 	parked  struct{ events, bytes int }
+	// Events that may end the process, in the order of their turns, and whether this process had a
+	// guilty one.
+	suspects  []*message
+	condemned bool
 
 	term    context.Context // this instance may begin calls until it ends: with reading, or with its turn to read in order
 	endTerm context.CancelFunc
@@ -70,7 +79,8 @@ type reader struct {
 	others int           // instances that wait for a turn at this stream; see turns.go
 	// Only the goroutine that reads changes them, with mu held.
 	pin      string     // the id of this instance's turn to read
-	behind   bool       // the previous turn may have unfinished events
+	latest   uint64     // the number of the last delivery
+	behind   bool       // the previous turn may have unfinished events, or a delivery was lost
 	held     []*message // events that wait until NATS has delivered those again
 	missing  int        // unfinished events of the previous turn that NATS has not delivered again yet
 	repeated bool       // NATS has delivered some of them again
@@ -342,7 +352,8 @@ func (r *reader) take(ctx context.Context, msg jetstream.Msg) error {
 	if err != nil {
 		return err
 	}
-	m := &message{Msg: msg, seq: meta.Sequence.Stream, attempt: int(meta.NumDelivered)}
+	r.count(meta.Sequence.Consumer)
+	m := &message{Msg: msg, seq: meta.Sequence.Stream, stored: meta.Timestamp, attempt: int(meta.NumDelivered)}
 	if r.again {
 		m.event, m.fault = decodeLetter(msg)
 	} else {
@@ -357,8 +368,10 @@ func (r *reader) take(ctx context.Context, msg jetstream.Msg) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.undone[m.seq] != nil { // delivered again because NATS did not get InProgress in time
+	if have := r.undone[m.seq]; have != nil && have.stored.Equal(m.stored) { // NATS did not get InProgress in time
 		return nil
+	} else if have != nil {
+		r.disown(m.stored)
 	}
 	if pin := msg.Headers().Get("Nats-Pin-Id"); r.InOrder && pin != r.pin {
 		r.endTurn()
@@ -375,9 +388,39 @@ func (r *reader) take(ctx context.Context, msg jetstream.Msg) error {
 	return nil
 }
 
+// count notices lost deliveries: their events come again after AckWait, so later ones wait for
+// them.
+func (r *reader) count(delivery uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.behind = r.behind || r.InOrder && delivery != r.latest+1
+	r.latest = delivery
+}
+
+// disown makes the messages in hand that were stored before a time those of a former stream. Calls
+// for them end as they may, without an answer to NATS. The caller holds r.mu.
+func (r *reader) disown(before time.Time) {
+	maps.DeleteFunc(r.undone, func(_ uint64, m *message) bool {
+		m.former = m.stored.Before(before)
+		return m.former
+	})
+	r.held = slices.DeleteFunc(r.held, func(m *message) bool { return m.former })
+}
+
+// answer answers NATS for a message in hand.
+func (r *reader) answer(m *message, how func() error) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if m.former {
+		return nil
+	}
+	return how()
+}
+
 // dispatch queues a message behind those of its aggregate. The caller holds r.mu.
 func (r *reader) dispatch(m *message) {
 	a := m.aggregate()
+	r.suspect(m)
 	q, busy := r.queues[a]
 	r.queues[a] = append(q, m)
 	if !busy {
@@ -418,10 +461,13 @@ func (r *reader) work(a aggregate) {
 		r.mu.Unlock()
 		finished := r.handle(m.term, m)
 		r.mu.Lock()
-		if !finished {
+		if !finished && !m.former {
 			_ = m.Nak() // if the Nak is lost, NATS delivers the message after AckWait
 		}
-		delete(r.undone, m.seq)
+		if !m.former { // with the Nak, as the message may come again at once
+			delete(r.undone, m.seq)
+		}
+		r.release(m)
 		rest := r.queues[a][1:]
 		if r.failing[a] {
 			delete(r.failing, a)

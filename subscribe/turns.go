@@ -95,9 +95,9 @@ func (r *reader) mayRead(i *jetstream.ConsumerInfo) bool {
 	})
 }
 
-// settle dispatches the held events of a new turn, once NATS has delivered the unfinished events of
-// the previous turn again. NATS does that after AckWait. Events in hand from an earlier turn of
-// this instance count as unfinished: work gives back those that it has not begun.
+// settle dispatches the held events, once NATS has delivered the unfinished events of the previous
+// turn again, and those of lost deliveries. NATS does that after AckWait. Events in hand from an
+// earlier turn of this instance count as unfinished: work gives back those that it has not begun.
 func (r *reader) settle(ctx context.Context) error {
 	if !r.behind {
 		return nil
@@ -114,7 +114,13 @@ func (r *reader) settle(ctx context.Context) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.missing = i.NumAckPending - len(r.held); r.missing > 0 {
+	r.missing = i.NumAckPending
+	for _, m := range r.undone {
+		if m.term.Err() == nil {
+			r.missing--
+		}
+	}
+	if r.missing > 0 {
 		return nil
 	}
 	slices.SortFunc(r.held, func(a, b *message) int { return cmp.Compare(a.seq, b.seq) })

@@ -25,13 +25,14 @@ type Config struct {
 
 // Validate reports a TTL out of bounds.
 func (c Config) Validate() error {
-	if c.TTL < 500*time.Millisecond || c.TTL > 10*time.Minute {
+	if c.TTL < 500*time.Millisecond || c.TTL > maxTTL {
 		return fmt.Errorf("LEASE_TTL is %s: want 500ms..10m", c.TTL)
 	}
 	return nil
 }
 
 const (
+	maxTTL           = 10 * time.Minute
 	heartbeatsPerTTL = 5  // renewals per TTL: four may fail before the lease is lost
 	marginPerTTL     = 10 // the last tenth of the TTL, in which the holder no longer trusts its leases
 
@@ -176,13 +177,17 @@ INSERT INTO leases (kind, partition) SELECT @kind, unnest(@partitions::int[]) ON
 // would outlive the leases.
 const boundSQL = `SELECT set_config('idle_in_transaction_session_timeout', @ttl_ms, true)`
 
+// expiredSQL is true for what has expired, and for an end that no holder can have written by this
+// clock: it was set back, and a dead instance would hold its leases for as long.
+const expiredSQL = `(expires_at < now() OR expires_at > now() + @longest::interval)`
+
 // joinSQL renews the membership and deletes expired members, unless one of them is renewing at this
 // moment. A member without partitions counts as expired.
 //
 // Index: lease_members_pkey.   Locks: the own row, and rows of expired members.
 const joinSQL = `
 WITH gone AS (DELETE FROM lease_members WHERE kind = @kind AND owner IN (
-     SELECT owner FROM lease_members WHERE kind = @kind AND expires_at < now() AND owner <> @owner FOR UPDATE SKIP LOCKED))
+     SELECT owner FROM lease_members WHERE kind = @kind AND ` + expiredSQL + ` AND owner <> @owner FOR UPDATE SKIP LOCKED))
 INSERT INTO lease_members (kind, owner, expires_at)
 SELECT @kind, @owner, CASE WHEN cardinality(@partitions::int[]) > 0 THEN now() + @ttl::interval ELSE '-infinity' END
     ON CONFLICT (kind, owner) DO UPDATE SET expires_at = excluded.expires_at`
@@ -190,7 +195,7 @@ SELECT @kind, @owner, CASE WHEN cardinality(@partitions::int[]) > 0 THEN now() +
 // shareSQL counts the members and finds the own rank. The first members get the remainder of an
 // uneven division.
 const shareSQL = `
-SELECT count(*)::int, count(*) FILTER (WHERE owner < @owner)::int FROM lease_members WHERE kind = @kind AND expires_at >= now()`
+SELECT count(*)::int, count(*) FILTER (WHERE owner < @owner)::int FROM lease_members WHERE kind = @kind AND NOT ` + expiredSQL
 
 // renewSQL renews the owner's leases that @drop does not name, and frees those that it names.
 //
@@ -217,11 +222,11 @@ UPDATE leases SET owner = '', expires_at = '-infinity', refused_by = @owner, ref
 const takeSQL = `
 UPDATE leases l SET owner = @owner, epoch = l.epoch + 1, expires_at = now() + @ttl::interval
   FROM (SELECT partition FROM leases
-         WHERE kind = @kind AND expires_at < now() AND partition = ANY(@partitions::int[]) AND owner <> @owner
+         WHERE kind = @kind AND ` + expiredSQL + ` AND partition = ANY(@partitions::int[]) AND owner <> @owner
            AND (refused_until < now() OR refused_by <> @owner OR @members = 1)
          ORDER BY refused_until > now() DESC, partition
          LIMIT greatest(@want, (SELECT count(*) FROM leases
-                                 WHERE kind = @kind AND expires_at < now() AND partition = ANY(@partitions::int[])
+                                 WHERE kind = @kind AND ` + expiredSQL + ` AND partition = ANY(@partitions::int[])
                                    AND refused_until > now() AND refused_by <> @owner)) FOR UPDATE SKIP LOCKED) free
  WHERE l.kind = @kind AND l.partition = free.partition
 RETURNING l.partition::int, l.refused_until > now() AND l.refused_by <> @owner`
@@ -285,7 +290,7 @@ func (g *Group) exchange(ctx context.Context, tx pgx.Tx, wanted, drop, refused [
 		return b, fmt.Errorf("bound the heartbeat: %w", err)
 	}
 	args := pgx.NamedArgs{"kind": g.kind, "owner": g.owner, "ttl": g.cfg.TTL, "partitions": wanted, "drop": drop, "refused": refused,
-		"refused_for": refusedFor}
+		"refused_for": refusedFor, "longest": maxTTL}
 	inserted, err := tx.Exec(ctx, ensureSQL, args)
 	if err != nil {
 		return b, fmt.Errorf("insert lease rows: %w", err)

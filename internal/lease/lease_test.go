@@ -75,6 +75,20 @@ func expire(t *testing.T, pool *pgxpool.Pool, owner string) {
 	}
 }
 
+// TestADeadInstancesLeasesEndAlthoughTheClockWasSetBack: an hour ago by the database's clock, which
+// was set back since, an instance died.
+func TestADeadInstancesLeasesEndAlthoughTheClockWasSetBack(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	dead, alive := newGroup(t, pool, "dead"), newGroup(t, pool, "alive")
+	beat(t, dead)
+	if _, err := pool.Exec(t.Context(), `WITH m AS (UPDATE lease_members SET expires_at = expires_at + interval '1 h')
+		UPDATE leases SET expires_at = expires_at + interval '1 h'`); err != nil {
+		t.Fatal(err)
+	}
+	beat(t, alive)
+	checkShares(t, alive)
+}
+
 // checkShares fails unless the groups together hold every partition once, in shares that differ by
 // at most one.
 func checkShares(t *testing.T, groups ...*Group) {

@@ -51,6 +51,21 @@ SELECT format('%s of %s connections are used, %s of them by the login %s', used,
                current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int AS most
           FROM (SELECT usename, count(*) AS n FROM pg_stat_activity WHERE backend_type = 'client backend' GROUP BY 1) l) c
  WHERE used > 0.8 * most`},
+	// Once the lock table is full, the server refuses most statements, and also logins: then nobody
+	// can find out who filled it.
+	{Name: "lock-table", Severity: Warning, sql: `
+SELECT format('%s locks are held, %s of them by %s, and the lock table has room for %s: when it is full, the server refuses ' ||
+              'statements and logins', used, n, CASE WHEN a.pid IS NULL THEN 'a prepared transaction' ELSE
+                format('session %s (user %s, application %s)', a.pid, usename, coalesce(nullif(application_name, ''), 'unknown')) END,
+              most),
+       format('ask its owner to release them%s, or raise max_locks_per_transaction and restart the server',
+              ', or SELECT pg_terminate_backend(' || a.pid || ')')
+  FROM (SELECT pid, count(*) AS n, sum(count(*)) OVER () AS used FROM pg_locks WHERE NOT fastpath AND mode <> 'SIReadLock'
+         GROUP BY pid ORDER BY n DESC LIMIT 1) l
+  LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+ CROSS JOIN (SELECT current_setting('max_locks_per_transaction')::int *
+       (current_setting('max_connections')::int + current_setting('max_prepared_transactions')::int) AS most) room
+ WHERE used > 0.5 * most`},
 	// A transaction that has written holds the floors of the outbox in any database of the server.
 	{Name: "old-transaction", Severity: Warning, sql: `
 SELECT format('session %s (user %s, application %s, database %s, %s) has had a transaction open since %s: ', pid, usename,

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -148,6 +149,22 @@ func TestEveryCheckFindsItsIllness(t *testing.T) {
 		c.Release()
 	}
 	many.Close()
+
+	hog, err := pgx.Connect(t.Context(), db.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := hog.Exec(t.Context(), `SELECT count(pg_advisory_lock(n)) FROM generate_series(1, 3000) n`); err != nil {
+		t.Fatal(err)
+	}
+	ill("lock-table", fmt.Sprintf("pg_terminate_backend(%d)", hog.PgConn().PID()), 0, pool)
+	if err := hog.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, "its locks to be gone", func() (bool, error) {
+		_, still := found(t, pool, oldTransaction)["lock-table"]
+		return !still, nil
+	})
 
 	exec(t, pool, `CREATE ROLE plain LOGIN PASSWORD 'plain';;CREATE SCHEMA shadow;;
 		CREATE FUNCTION shadow.pg_is_in_recovery() RETURNS boolean LANGUAGE sql AS 'SELECT true';;

@@ -50,8 +50,11 @@ var (
 var fleetRules = []Rule{
 	{Name: "unavailable", Severity: Error, Check: func(st status.State, found func(Finding)) {
 		for _, a := range st.Unavailable {
-			found(Finding{Where: a.Server, What: a.String(),
-				Repair: "start the server, or correct its address or its login in the environment"})
+			repair := "start the server, or correct its address or its login in the environment"
+			if strings.Contains(a.Error, "(SQLSTATE 53200)") { // of the lock table; the server refuses logins too
+				repair = "a client holds too many locks: end it, or restart the server with a larger max_locks_per_transaction"
+			}
+			found(Finding{Where: a.Server, What: a.String(), Repair: repair})
 		}
 	}},
 	{Name: "blocked-session", Severity: Warning, Runbook: "BlockedSessions", Check: func(st status.State, found func(Finding)) {

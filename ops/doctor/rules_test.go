@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -98,5 +99,15 @@ func TestRootCausesComeBeforeWhatFollowsFromThem(t *testing.T) {
 		"unheld-partition relay<unavailable NATS", "outbox-lag outbox<unavailable NATS"}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q\nwant %q", got, want)
+	}
+}
+
+// TestAFullLockTableIsNoWrongAddress: PostgreSQL then refuses logins too, so the server looks
+// unavailable.
+func TestAFullLockTableIsNoWrongAddress(t *testing.T) {
+	st := status.State{Unavailable: []status.Unavailable{{Server: "PostgreSQL", URL: "postgres://x",
+		Error: "failed to connect: server error: FATAL: out of shared memory (SQLSTATE 53200)"}}}
+	if all := Fleet(st); len(all) == 0 || !strings.Contains(all[0].Repair, "max_locks_per_transaction") {
+		t.Errorf("%+v", all)
 	}
 }

@@ -1,5 +1,5 @@
 // Tests of handle with bootstrap, against `tidings dev`.
-import { jetstreamManager } from '@nats-io/jetstream';
+import { AckPolicy, DeliverPolicy, jetstream, jetstreamManager } from '@nats-io/jetstream';
 import { connect } from '@nats-io/transport-node';
 import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
@@ -56,11 +56,11 @@ async function exportable() {
 const lastSequence = async () => (await jsm.streams.info('EVENTS-0')).state.last_seq;
 
 /** Starts a handler; `calls` has [type, follower, version]. */
-function start(name, fn = () => {}, options = {}) {
+function start(name, fn = () => {}, options = {}, connection = nc) {
   const stop = new AbortController();
   const calls = [];
   const log = { info() {}, warn() {}, error() {} };
-  const ended = handle(nc, name, 'follow.*', async (e) => {
+  const ended = handle(connection, name, 'follow.*', async (e) => {
     await fn(e);
     calls.push([e.type, e.data.follower_id, e.data.version]);
   }, { bootstrap: { clients: [tidings], plural: 'follows' }, takeover: 1000, backOff: () => 20, log, signal: stop.signal, ...options });
@@ -150,6 +150,26 @@ test('a process that is killed within its exports loses nothing', async () => {
   await until(() => newest(w.calls).get('4') === versions.get('4'));
   await w.stop();
   assert.ok(calls.length > 50);
+});
+
+test('an instance does not join while another one that began a moment before reads the exports', async () => {
+  let begun = false;
+  const later = Object.create(nc, { request: { value: async (subject, ...rest) => {
+    if (!begun && subject === '$JS.API.CONSUMER.INFO.EVENTS-0.second-follow') { // it has found no record
+      begun = true;
+      await jetstream(nc).publish('$KV.EVENTS-bootstrap.second-follow', JSON.stringify({ owner: 'another instance' }));
+      await jsm.consumers.add('EVENTS-0', {
+        durable_name: 'second-follow', filter_subject: 'events.*.*.follow.*', ack_policy: AckPolicy.Explicit, deliver_policy: DeliverPolicy.New,
+      });
+    }
+    return nc.request(subject, ...rest);
+  } } });
+  const health = new Health();
+  const first = [];
+  const w = start('second', (e) => { if (first.length === 0) first.push([e.type, health.problems.has('bootstrap')]); }, { health }, later);
+  await joined('second');
+  await w.stop();
+  assert.deepEqual(first, [['snapshot', true]]);
 });
 
 test('new exports follow events that expired', async () => {

@@ -429,6 +429,92 @@ test('a recreated stream is read from its beginning', async () => {
   await again.stop();
 });
 
+test('an event of a recreated stream is not taken for one in hand', async () => {
+  const rig = await newRig();
+  const d = diary();
+  let leave, entered;
+  const [held, inside] = [new Promise((resolve) => { leave = resolve; }), new Promise((resolve) => { entered = resolve; })];
+  const w = rig.start(async (e) => {
+    if (e.aggregateId !== '1') d.note(e);
+    else await (entered(), held);
+    throw new PermanentError('no such user');
+  });
+  await rig.publish(1, 1);
+  await inside;
+  await jsm.streams.delete(`${rig.stream}-0`);
+  await rig.declare(0);
+  await rig.publish(2, 1); // with the sequence of the event in hand, by which a consumer knows an acknowledgment
+  await until(async () => (await rig.info().catch(() => undefined))?.delivered.stream_seq === 1);
+  leave();
+  await until(d.has([2], 1));
+  await until(async () => (await rig.letters()).length === 2);
+  await w.stop();
+});
+
+test('an event that ends its process takes no others with it', async () => {
+  const rig = await newRig();
+  await rig.publishAll(1);
+  const durable = 'mailer-follow-created';
+  await jsm.consumers.add(`${rig.stream}-0`, {
+    durable_name: durable, filter_subject: `${rig.prefix}.*.*.follow.created`, ack_policy: AckPolicy.Explicit, max_ack_pending: 100_000,
+  });
+  const consumer = await js.consumers.get(`${rig.stream}-0`, durable);
+  for (let process = 0; process < 11; process++) { // the first event has ended each of them, which had all events in hand
+    let n = 0;
+    for await (const m of await consumer.fetch({ max_messages: ids.length, expires: 5000 })) {
+      m.nak();
+      n++;
+    }
+    assert.equal(n, ids.length);
+  }
+  const d = diary();
+  let [running, most] = [0, 0];
+  const w = rig.start(async (e) => {
+    most = Math.max(most, ++running);
+    await pause(1);
+    d.note(e);
+    running--;
+  });
+  await until(async () => d.versions.size + (await rig.letters()).length === ids.length);
+  const [letter, ...others] = await rig.letters();
+  assert.deepEqual([letter.header.get('ce-subject'), others, most], ['1', [], 1]);
+  await w.stop();
+});
+
+test('in order, the events after a lost delivery wait for it', async () => {
+  const rig = await newRig();
+  const d = [];
+  let lost = false;
+  const lossy = Object.create(nc, { subscribe: { value: (subject, options) => nc.subscribe(subject, options && { ...options, callback: (error, m) => {
+    if (!lost && /^\$JS\.ACK\.[^.]*-0\.mailer-follow-created\.1\.3\./.test(m?.reply ?? '')) lost = true; // with its connection, as it were
+    else options.callback(error, m);
+  } }) } });
+  for (let v = 1; v <= 8; v++) await rig.publish(1, v);
+  const w = rig.start((e) => void d.push(e.data.version), { inOrder: true, concurrency: 1 }, 'mailer', lossy);
+  await until(() => d.length >= 8);
+  await w.stop();
+  assert.deepEqual([lost, d], [true, [1, 2, 3, 4, 5, 6, 7, 8]]);
+});
+
+test('a wall clock that is set back stops no reader', async () => {
+  const rig = await newRig();
+  for (let v = 1; v <= 40; v++) await rig.publish(1, v);
+  let leave;
+  const held = new Promise((resolve) => { leave = resolve; });
+  const w = rig.start((e) => (e.aggregateId === '1' ? held : undefined), { concurrency: 2 }); // 32 events in hand: there is no room
+  await until(async () => (await rig.info().catch(() => undefined))?.num_ack_pending === 32);
+  const now = Date.now;
+  Date.now = () => now() - 3_600_000;
+  try {
+    const { num_ack_pending: before } = await rig.info();
+    await until(async () => (await rig.info()).num_ack_pending > before); // without room it still asks for one now and then
+  } finally {
+    Date.now = now;
+    leave();
+  }
+  await w.stop();
+});
+
 const here = (path) => fileURLToPath(new URL(path, import.meta.url));
 const run = promisify(execFile);
 

@@ -79,7 +79,7 @@ func TestArchiveRunSaysWhatItDoesAndDoesWhatItSaid(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	lease("1 hour")
+	lease("5 minutes")
 	var said bytes.Buffer
 	stderr := writerFunc(func(b []byte) (int, error) {
 		if bytes.Contains(b, []byte("Waiting for somebody")) {

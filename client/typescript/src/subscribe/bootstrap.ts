@@ -131,7 +131,12 @@ export class Bootstrapper {
   async #step(signal: AbortSignal): Promise<void> {
     await this.#read();
     if (!this.joined && (!this.#exists || this.#record.joined)) {
-      if (await this.#hasConsumers()) {
+      const exists = await this.#hasConsumers();
+      if (exists && !this.#exists) {
+        await this.#read();
+        if (this.#exists) return; // another instance has begun since
+      }
+      if (exists) {
         this.joined = true;
         this.sub.s.health.problems.delete('bootstrap');
       } else if (this.#record.owner === undefined) { // a new subscriber, or one whose durable consumers were deleted

@@ -303,6 +303,7 @@ export class Subscriber {
     this.#known.set(s.name, s.created);
     if (before === undefined || before === s.created) return;
     this.#done.delete(s.name);
+    this.#readers.get(s.name)?.recreated(s.created);
     this.log('error', 'the stream was recreated, reading it from its beginning; events left on the former stream are not handled',
       { stream: s.name, before, now: s.created, runbook: 'SubscriberStreamLost' });
   }

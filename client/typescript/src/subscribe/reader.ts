@@ -5,7 +5,7 @@ import { absent, isErased, type Stream } from './streams.js';
 import { apiCode, asError, notFound, PermanentError, SubscribeError } from './errors.js';
 import { decode, isOurs, type Envelope } from './event.js';
 import type { Subscriber } from './handle.js';
-import { aborted, linked, sleep } from './wait.js';
+import { aborted, linked, orAborted, sleep } from './wait.js';
 
 /** The origin of a reader's messages. `again`: they are retried dead letters. */
 export interface Source {
@@ -21,13 +21,18 @@ interface Message {
   event: Envelope;
   fault: Error | undefined; // why the event cannot be decoded
   sequence: number;
+  stored: bigint; // when, in nanoseconds; with the sequence, it identifies the message
   attempt: number; // the number of the next attempt
+  turn: AbortController | undefined; // of a suspected event: aborts when it may be handled
+  former: boolean; // of a stream that was recreated: NATS would take an answer for that of a new message
 }
 
 const perCall = 16; // events in hand for each place, enough that no place waits for NATS
 const pullWait = 3000; // milliseconds that one request for more events waits
 const settleEvery = 500;
-const deliveries = 10; // after which an event counts as one that ends its process; NATS also counts what was given back before a call
+// After so many deliveries an event is suspected to end its process. NATS also counts what was given back before a call, and all
+// other events that a process had in hand when one event ended it.
+const deliveries = 10;
 const late = 1000; // milliseconds after which the answer to a request is lost
 const maxParked = 8 << 20; // bytes behind failing events, and 1 KiB for each event: up to it they take no room from other aggregates
 const grace = 5000; // milliseconds to return after the signal has aborted
@@ -41,6 +46,8 @@ export class Reader {
   readonly #queues = new Map<string, Message[]>(); // by aggregate; the first of each is being handled
   readonly #failing = new Set<string>(); // aggregates: the first of the queue has failed and will be tried again
   readonly #parked = { events: 0, bytes: 0 }; // what waits behind those
+  readonly #suspects: Message[] = []; // events that may end the process, in the order of their turns
+  #condemned = false; // this process had a guilty one
   readonly #workers = new Set<Promise<void>>();
   #notify: () => void = () => {}; // an event was finished
   #term: AbortController; // this instance may begin calls until it aborts: with reading, or with its turn to read in order
@@ -51,7 +58,8 @@ export class Reader {
   others = 0; // instances that wait for a turn at this stream
   #pulls = 0; // requests that began or ended: an odd number while NATS has one
   #pin = ''; // the id of this instance's turn to read
-  #behind = false; // the previous turn may have unfinished events
+  #latest = 0; // the number of the last delivery
+  #behind = false; // the previous turn may have unfinished events, or a delivery was lost
   #held: Message[] = []; // events that wait until NATS has delivered those again
   #missing = 0; // unfinished events of the previous turn that NATS has not delivered again yet
   #repeated = false; // NATS has delivered some of them again
@@ -170,13 +178,13 @@ export class Reader {
    * now and then, to keep its turn.
    */
   async #awaitRoom(signal: AbortSignal): Promise<number> {
-    const until = Date.now() + this.sub.s.takeover / 3;
+    const until = performance.now() + this.sub.s.takeover / 3;
     for (;;) {
       const n = this.#window - this.#undone.size + (this.#parked.bytes <= maxParked ? this.#parked.events : 0);
       if (this.#repeated) return Math.max(1, Math.min(this.#missing, this.#window));
       if (this.#behind || (this.sub.s.inOrder && this.#pin === '')) return 1; // the first tells whether there are unfinished ones
       if (n > 0 && n >= this.#window / 4) return n;
-      const rest = until - Date.now();
+      const rest = until - performance.now();
       if (signal.aborted || rest <= 0) return Math.max(n, 1);
       const room = linked(signal);
       this.#notify = () => room.abort();
@@ -245,7 +253,7 @@ export class Reader {
   async snapshot(event: Envelope, data: Uint8Array, term: AbortSignal): Promise<boolean> {
     const { s, slots, handling } = this.sub;
     const of = `the state of ${event.aggregateType} ${event.aggregateId} of tenant ${event.tenantId}`;
-    const m: Message = { msg: { data } as Msg, event, fault: undefined, sequence: 0, attempt: 1, term };
+    const m: Message = { msg: { data } as Msg, event, fault: undefined, sequence: 0, stored: 0n, attempt: 1, term, turn: undefined, former: false };
     for (; await slots.take(term); m.attempt++) {
       const error = await this.#invoke(m);
       if (error === undefined) {
@@ -266,7 +274,9 @@ export class Reader {
   #take(msg: Msg): void {
     const { stream, again } = this.of;
     const h = msg.headers ?? headers();
-    const { sequence, delivered } = position(msg);
+    const { sequence, stored, delivered, number } = position(msg);
+    this.#behind ||= this.sub.s.inOrder && number !== this.#latest + 1; // the events of lost deliveries come again: later ones wait
+    this.#latest = number;
     if (!again && !isOurs(msg.headers)) {
       this.sub.s.health.counts.foreign++;
       this.sub.log('warn', 'skipping a message that no relay published', { stream, sequence, subject: msg.subject });
@@ -276,13 +286,15 @@ export class Reader {
     const { event, fault } = again
       ? decode(h.get('Tidings-Dead-Subject'), h, h.get('Tidings-Dead-Stream'), Number(h.get('Tidings-Dead-Sequence')))
       : decode(msg.subject, h, stream, sequence);
-    if (this.#undone.has(sequence)) return; // delivered again because NATS did not get the progress in time
+    const have = this.#undone.get(sequence);
+    if (have?.stored === stored) return; // delivered again because NATS did not get the progress in time
+    if (have !== undefined) this.#disown(stored);
     const pin = h.get('Nats-Pin-Id');
     if (this.sub.s.inOrder && pin !== this.#pin) {
       this.#endTurn();
       [this.#pin, this.#behind, this.#term] = [pin, true, linked(this.#stopping.signal)];
     }
-    const m: Message = { msg, event, fault, sequence, attempt: delivered, term: this.#term.signal };
+    const m: Message = { msg, event, fault, sequence, stored, attempt: delivered, term: this.#term.signal, turn: undefined, former: false };
     this.#undone.set(sequence, m);
     if (this.#behind) {
       this.#repeated ||= delivered > 1;
@@ -292,8 +304,46 @@ export class Reader {
     }
   }
 
+  /** The stream was created then: messages in hand from before are of its predecessor, and NATS gets no answers for them. */
+  recreated(created: string): void {
+    this.#disown(BigInt(Date.parse(created)) * 1_000_000n);
+  }
+
+  #disown(before: bigint): void {
+    for (const m of this.#undone.values()) {
+      if (m.stored >= before) continue;
+      m.former = true;
+      this.#undone.delete(m.sequence);
+    }
+    this.#held = this.#held.filter((m) => !m.former);
+  }
+
+  /**
+   * Waits for the turn of a suspected message. Such a message is handled while no other one is, in the order of the stream. So if
+   * the process ends again, the first one that comes next is guilty, and each process condemns only one. Without that, one event
+   * would make dead letters of all that come with it. Returns undefined if the term ends before.
+   */
+  async #isGuilty(m: Message): Promise<boolean | undefined> {
+    await orAborted(aborted(m.turn!.signal), m.term);
+    if (m.term.aborted) return undefined;
+    const guilty = !this.#condemned && m.attempt > Math.max(this.sub.s.attempts, deliveries) + 1;
+    this.#condemned ||= guilty;
+    return guilty;
+  }
+
+  /** Lets the next suspected message take its turn. */
+  #release(m: Message): void {
+    const i = this.#suspects.indexOf(m);
+    if (i >= 0) this.#suspects.splice(i, 1);
+    if (i === 0) this.#suspects[0]?.turn!.abort();
+  }
+
   /** Queues a message behind those of its aggregate. */
   #dispatch(m: Message): void {
+    if (m.attempt > Math.max(this.sub.s.attempts, deliveries)) {
+      m.turn = new AbortController();
+      if (this.#suspects.push(m) === 1) m.turn.abort();
+    }
     const key = aggregateOf(m);
     const queue = this.#queues.get(key);
     if (queue !== undefined) {
@@ -310,8 +360,9 @@ export class Reader {
   async #work(key: string): Promise<void> {
     const queue = this.#queues.get(key)!;
     for (let m = queue[0]; m !== undefined; m = queue[0]) {
-      if (!(await this.#handle(m))) ack(m.msg, '-NAK'); // if that is lost, NATS delivers the message after takeover
-      this.#undone.delete(m.sequence);
+      if (!(await this.#handle(m))) answer(m, '-NAK'); // if that is lost, NATS delivers the message after takeover
+      if (!m.former) this.#undone.delete(m.sequence);
+      this.#release(m);
       queue.shift();
       if (this.#failing.delete(key)) this.#park(-1, queue);
       this.#notify();
@@ -340,15 +391,17 @@ export class Reader {
   async #handle(m: Message): Promise<boolean> {
     const { s, slots, handling } = this.sub;
     let fault: unknown = m.fault;
-    if (fault === undefined && m.attempt > Math.max(s.attempts, deliveries)) {
-      fault = new Error(`the event was delivered ${m.attempt - 1} times, and no attempt finished: each time the process ended first, or lost NATS`);
+    if (fault === undefined && m.turn !== undefined) {
+      const guilty = await this.#isGuilty(m);
+      if (guilty === undefined) return false;
+      if (guilty) fault = new Error(`the event was delivered ${m.attempt - 1} times, and no attempt finished: each time the process ended first, or lost NATS`);
     }
     for (; fault === undefined; m.attempt++) {
       if (!(await slots.take(m.term))) return false;
       const error = await this.#invoke(m);
       if (error === undefined) {
         s.health.counts.handled++;
-        ack(m.msg, '+ACK');
+        answer(m, '+ACK');
         await this.#forget(m.sequence);
         return true;
       }
@@ -404,7 +457,7 @@ export class Reader {
     })) letter.set(`Tidings-Dead-${name}`, value);
     for (let attempt = 1; ; attempt++) {
       try {
-        const msgID = `${durable}:${this.of.stream}:${m.sequence}`;
+        const msgID = `${durable}:${this.of.stream}:${m.sequence}:${old.get('ce-id')}`; // a recreated stream has other events
         const stored = await js.publish(`${dead}.letter.${durable}`, m.msg.data, { headers: letter, msgID });
         await this.#unlessErased(stream, sequence, stored.seq);
         break;
@@ -417,7 +470,7 @@ export class Reader {
     this.sub.trouble(dead);
     s.health.counts.deadLetters++;
     this.sub.log('error', 'an event became a dead letter', { ...m.event, attempts: m.attempt, error: why, runbook: 'SubscriberDeadLetters' });
-    ack(m.msg, `+TERM a dead letter of ${dead}`);
+    answer(m, `+TERM a dead letter of ${dead}`);
     await this.#forget(m.sequence);
     return true;
   }
@@ -472,8 +525,8 @@ export class Reader {
   }
 
   /**
-   * Dispatches the held events of a new turn, once NATS has delivered the unfinished events of the previous turn again.
-   * NATS refuses the requests of an ended turn only while it has events to deliver, or another instance has the turn. So
+   * Dispatches the held events, once NATS has delivered the unfinished events of the previous turn again, and those of lost
+   * deliveries. NATS refuses the requests of an ended turn only while it has events to deliver, or another instance has the turn. So
    * ask whose turn it is: otherwise two instances could hold events and wait for each other's forever.
    */
   async #settle(): Promise<void> {
@@ -485,7 +538,7 @@ export class Reader {
       this.#endTurn();
       return;
     }
-    this.#missing = info.num_ack_pending - this.#held.length;
+    this.#missing = info.num_ack_pending - [...this.#undone.values()].filter((m) => !m.term.aborted).length;
     if (this.#missing > 0) return;
     const held = this.#held.sort((a, b) => a.sequence - b.sequence);
     [this.#held, this.#behind, this.#missing, this.#repeated] = [[], false, 0, false];
@@ -507,11 +560,16 @@ function ack(msg: Msg, what: string): void {
   }
 }
 
-/** The stream sequence of a message and the number of its deliveries, from its reply subject. */
-function position(msg: Msg): { sequence: number; delivered: number } {
-  const tokens = msg.reply!.split('.'); // $JS.ACK.[DOMAIN.ACCOUNT.]STREAM.CONSUMER.DELIVERED.SEQUENCE...
+/** Answers NATS about a message in hand. */
+function answer(m: Message, what: string): void {
+  if (!m.former) ack(m.msg, what);
+}
+
+/** The stream sequence of a message, when it was stored, the number of its deliveries and that of this one, from its reply subject. */
+function position(msg: Msg): { sequence: number; stored: bigint; delivered: number; number: number } {
+  const tokens = msg.reply!.split('.'); // $JS.ACK.[DOMAIN.ACCOUNT.]STREAM.CONSUMER.DELIVERED.SEQUENCE.CONSUMER-SEQUENCE.TIME...
   const at = tokens.length >= 11 ? 6 : 4;
-  return { delivered: Number(tokens[at]), sequence: Number(tokens[at + 1]) };
+  return { delivered: Number(tokens[at]), sequence: Number(tokens[at + 1]), number: Number(tokens[at + 2]), stored: BigInt(tokens[at + 3]!) };
 }
 
 /** Makes a text valid as the value of a header. */
