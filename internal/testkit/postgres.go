@@ -52,11 +52,37 @@ type DB struct {
 func Postgres(t testing.TB) *DB {
 	t.Helper()
 	skipIfShort(t)
-	shared.pgOnce.Do(func() { shared.pg, shared.pgErr = findServer() })
+	shared.pgOnce.Do(func() { shared.pgErr = share() })
 	if shared.pgErr != nil {
 		t.Fatalf("PostgreSQL for the tests: %v", shared.pgErr)
 	}
 	return cloneDB(t, shared.pg)
+}
+
+// share finds the server that the tests of this binary share.
+func share() error {
+	s, err := findServer()
+	if err != nil {
+		return err
+	}
+	pool, err := pgxpool.New(context.Background(), s.url("postgres"))
+	if err != nil {
+		return errors.Join(err, s.stop())
+	}
+	shared.mu.Lock()
+	defer shared.mu.Unlock()
+	shared.pg, shared.admin = s, pool
+	return nil
+}
+
+// kept returns the pool of the server's own database, or nil if it is not the shared server.
+func kept(s server) *pgxpool.Pool {
+	shared.mu.Lock()
+	defer shared.mu.Unlock()
+	if s == shared.pg {
+		return shared.admin
+	}
+	return nil
 }
 
 // EmptyPostgres returns a private database without tables, on the server of Postgres.
@@ -372,8 +398,12 @@ func ended(s server) bool {
 	return ok && e.ended()
 }
 
-// admin runs fn on a connection to the server's own database.
+// admin runs fn on a connection to the server's own database. The shared server's connections are
+// kept, because each test needs two, and a new one costs as much as ten statements.
 func admin(ctx context.Context, s server, fn func(*pgx.Conn) error) error {
+	if pool := kept(s); pool != nil {
+		return pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error { return fn(c.Conn()) })
+	}
 	conn, err := pgx.Connect(ctx, s.url("postgres"))
 	if err != nil {
 		return err
