@@ -166,22 +166,22 @@ func hotStatements(t *testing.T, set *kinds.Set) {
 		t.Fatal(err)
 	}
 	fill := []string{
-		`INSERT INTO follows (tenant_id, follower_id, followee_id) SELECT 1, g / 10 + 1, 1000000 + g FROM generate_series(1, 30000) g`,
+		`INSERT INTO follows (tenant_id, follower_id, followee_id) SELECT 1, g / 10 + 1, 1000000 + g FROM generate_series(1, 10000) g`,
 		`INSERT INTO child_keys (tenant_id, kind, author_id, idempotency_key, request_hash, child_id)
 			SELECT 1, k, g / 10 + 1, g::text, '', gen_random_uuid()
-			FROM generate_series(1, 30000) g, unnest('{answer,comment,message,review}'::text[]) k`,
+			FROM generate_series(1, 10000) g, unnest('{answer,comment,message,review}'::text[]) k`,
 		`INSERT INTO threads (tenant_id, object, metadata)
 			SELECT 1, jsonb_build_object('post_id', g / 3, 'kind', 'answer') -
 			CASE g % 2 WHEN 0 THEN 'kind' ELSE '' END, jsonb_build_object('version_id', g, 'created_by', 't', 'last_update_time', now(),
-			       'version_state', CASE g % 3 WHEN 2 THEN 'LATEST' ELSE 'ARCHIVED' END) FROM generate_series(1, 30000) g`,
+			       'version_state', CASE g % 3 WHEN 2 THEN 'LATEST' ELSE 'ARCHIVED' END) FROM generate_series(1, 10000) g`,
 		`INSERT INTO archived_threads (tenant_id, kind, object_id, archive_id, state, children, returned_at, returned_by)
 			SELECT 1, k, 100000 + g, 1, CASE g % 2 WHEN 0 THEN 'ARCHIVED' ELSE 'RETURNED' END, 1, now(), 'write'
-			FROM generate_series(1, 30000) g, unnest('{answer,comment,message,review}'::text[]) k`,
+			FROM generate_series(1, 10000) g, unnest('{answer,comment,message,review}'::text[]) k`,
 	}
 	for _, k := range set.AllChildren() {
-		names, values, rows := "", "", 30000
+		names, values, rows := "", "", 10000
 		if k.Partitions > 3 {
-			rows = 90000 // so that a scan of one of many partitions costs more than its index
+			rows = 30000 // so that a scan of one of many partitions costs more than its index
 		}
 		if k.Threaded {
 			names, values = ", slug, path", ", lpad(g::text, 8, '0'), lpad(g::text, 22, '0')"
@@ -193,7 +193,7 @@ func hotStatements(t *testing.T, set *kinds.Set) {
 			fmt.Sprintf(`INSERT INTO %s (tenant_id, child_id, object_id, author_id, body, author_state, moderation_state, version,
 				created_at, updated_at%s)
 				SELECT 1, gen_random_uuid(), 100000 + g / 100, g, 'x', 'ACTIVE', 'NONE', 1, now(), now()%s
-				  FROM generate_series(1, 30000) g`, shapeOf(k).Shelf(), names, values))
+				  FROM generate_series(1, 10000) g`, shapeOf(k).Shelf(), names, values))
 	}
 	for _, sql := range append(fill, `ANALYZE edges, children, child_keys, threads, children_archive, archived_threads`) {
 		if _, err := db.Pool(t, postgres.RoleOwner).Exec(ctx, sql); err != nil {

@@ -136,7 +136,7 @@ func makeCluster(ctx context.Context) (dir string, err error) {
 		err = admin(ctx, l, func(conn *pgx.Conn) error {
 			template, err := ensureTemplate(ctx, l, conn)
 			if err != nil {
-				return fmt.Errorf("create the template: %w", err)
+				return err
 			}
 			return clone(ctx, conn, template, databaseName)
 		})

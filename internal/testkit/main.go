@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"go.uber.org/goleak"
 
 	"github.com/tidings/tidings/internal/pglocal"
@@ -37,6 +38,7 @@ var shared struct {
 	tell       io.Writer // writes to the reaper
 	containers bool      // the reaper knows that there are containers
 	pg         server
+	admin      *pgxpool.Pool // of pg's own database
 	pgErr      error
 	pgOnce     sync.Once
 }
@@ -202,6 +204,9 @@ func reap(dir string, stdin io.Reader) error {
 
 func stopShared() error {
 	var err error
+	if shared.admin != nil {
+		shared.admin.Close()
+	}
 	if shared.pg != nil {
 		err = shared.pg.stop()
 	}

@@ -51,37 +51,54 @@ type DB struct {
 // Postgres returns a private database on a server that the tests of this binary share.
 func Postgres(t testing.TB) *DB {
 	t.Helper()
+	return cloneDB(t, sharedServer(t))
+}
+
+func sharedServer(t testing.TB) server {
+	t.Helper()
 	skipIfShort(t)
-	shared.pgOnce.Do(func() { shared.pg, shared.pgErr = findServer() })
+	shared.pgOnce.Do(func() { shared.pgErr = share() })
 	if shared.pgErr != nil {
 		t.Fatalf("PostgreSQL for the tests: %v", shared.pgErr)
 	}
-	return cloneDB(t, shared.pg)
+	return shared.pg
 }
 
-// EmptyPostgres returns a private database without tables, on the server of Postgres.
+// share finds the server that the tests of this binary share.
+func share() error {
+	s, err := findServer()
+	if err != nil {
+		return err
+	}
+	pool, err := pgxpool.New(context.Background(), s.url("postgres"))
+	if err != nil {
+		return errors.Join(err, s.stop())
+	}
+	shared.mu.Lock()
+	defer shared.mu.Unlock()
+	shared.pg, shared.admin = s, pool
+	return nil
+}
+
+// kept returns the pool of the server's own database, or nil if it is not the shared server.
+func kept(s server) *pgxpool.Pool {
+	shared.mu.Lock()
+	defer shared.mu.Unlock()
+	if s == shared.pg {
+		return shared.admin
+	}
+	return nil
+}
+
+// EmptyPostgres returns a private database without tables, on the server of Postgres. That has the
+// roles of the migrations.
 func EmptyPostgres(t testing.TB) *DB {
 	t.Helper()
-	u, err := url.Parse(Postgres(t).URL)
-	check(t, "read the database's URL", err)
-	name := strings.TrimPrefix(u.Path, "/") + "_empty"
-	admin := u.String()
-	run := func(sql string) error {
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-		defer cancel()
-		conn, err := pgx.Connect(ctx, admin)
-		if err != nil {
-			return err
-		}
-		_, err = conn.Exec(ctx, sql)
-		return errors.Join(err, conn.Close(ctx))
-	}
-	check(t, "create an empty database", run("CREATE DATABASE "+pgx.Identifier{name}.Sanitize()+" TEMPLATE template0"))
-	t.Cleanup(func() {
-		check(t, "drop the empty database", run("DROP DATABASE "+pgx.Identifier{name}.Sanitize()+" WITH (FORCE)"))
+	s := sharedServer(t)
+	return newDB(t, s, func(ctx context.Context, conn *pgx.Conn) (string, error) {
+		_, err := ensureTemplate(ctx, s, conn)
+		return "template0", err
 	})
-	u.Path = "/" + name
-	return &DB{URL: u.String()}
 }
 
 // Through returns the same database as clients reach it over p.
@@ -300,6 +317,11 @@ const templateLock = 4_771_207_533
 // ensureTemplate returns the name of a database with all migrations, and creates it if the server
 // has none. It marks the database as a template only when it is complete.
 func ensureTemplate(ctx context.Context, s server, conn *pgx.Conn) (name string, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("create the template: %w", err)
+		}
+	}()
 	name = "tidings_template_" + migrations.Hash()
 	if whole, err := isTemplate(ctx, conn, name); err != nil || whole {
 		return name, err
@@ -336,13 +358,21 @@ func isTemplate(ctx context.Context, conn *pgx.Conn, name string) (is bool, err 
 
 func cloneDB(t testing.TB, s server) *DB {
 	t.Helper()
+	return newDB(t, s, func(ctx context.Context, conn *pgx.Conn) (string, error) {
+		return ensureTemplate(ctx, s, conn)
+	})
+}
+
+// newDB returns a new database of s, a copy of the one that from names.
+func newDB(t testing.TB, s server, from func(context.Context, *pgx.Conn) (string, error)) *DB {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	name := "tidings_test_" + strings.ToLower(rand.Text()[:12])
 	if err := admin(ctx, s, func(conn *pgx.Conn) error {
-		template, err := ensureTemplate(ctx, s, conn)
+		template, err := from(ctx, conn)
 		if err != nil {
-			return fmt.Errorf("create the template: %w", err)
+			return err
 		}
 		return clone(ctx, conn, template, name)
 	}); err != nil {
@@ -372,8 +402,12 @@ func ended(s server) bool {
 	return ok && e.ended()
 }
 
-// admin runs fn on a connection to the server's own database.
+// admin runs fn on a connection to the server's own database. The shared server's connections are
+// kept, because each test needs two, and a new one costs as much as ten statements.
 func admin(ctx context.Context, s server, fn func(*pgx.Conn) error) error {
+	if pool := kept(s); pool != nil {
+		return pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error { return fn(c.Conn()) })
+	}
 	conn, err := pgx.Connect(ctx, s.url("postgres"))
 	if err != nil {
 		return err
@@ -409,7 +443,7 @@ func (db *DB) Copy(t testing.TB) *DB {
 		for _, sql := range []string{
 			`ALTER DATABASE ` + from + ` ALLOW_CONNECTIONS false`,
 			terminate,
-			`CREATE DATABASE ` + name + ` TEMPLATE ` + from,
+			`CREATE DATABASE ` + name + ` TEMPLATE ` + from + ` STRATEGY file_copy`,
 			`ALTER DATABASE ` + from + ` ALLOW_CONNECTIONS true`,
 		} {
 			_, err := conn.Exec(ctx, sql)

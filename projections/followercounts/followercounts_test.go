@@ -258,12 +258,12 @@ func TestAnyDeliveryEndsInAFoldOfTheTruth(t *testing.T) {
 				func(tx pgx.Tx) error { return projection.Apply(ctx, tx, batch) }); err != nil {
 				rt.Fatal(err)
 			}
-			for _, l := range tested {
-				err := postgres.InTenant(ctx, api, tenant, pgx.TxOptions{},
-					func(tx pgx.Tx) error { return l.compare(ctx, tx, newest[l.Name]) })
-				if err != nil {
-					rt.Fatal(err)
-				}
+		}
+		for _, l := range tested { // at the history's end alone: a shorter history is one that is drawn too
+			err := postgres.InTenant(ctx, api, tenant, pgx.TxOptions{},
+				func(tx pgx.Tx) error { return l.compare(ctx, tx, newest[l.Name]) })
+			if err != nil {
+				rt.Fatal(err)
 			}
 		}
 	})
