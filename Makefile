@@ -11,7 +11,7 @@ BIN := bin
 JOBS = $(shell echo $$((1 + $$(getconf _NPROCESSORS_ONLN))))
 TOGETHER := -parallel 6 -ldflags=-s
 TAGS := faults,browser,upgrade,docker,brokers,contract,soak
-LONGEST := ./cmd/tidings/cli ./relay ./consumers ./api ./cmd/internal/endtoend ./migrations ./store ./ops/console ./outbox
+LONGEST := ./consumers ./relay ./subscribe ./cmd/tidings/cli ./outbox ./cmd/internal/endtoend ./api ./store ./ops/console ./ops/replay ./migrations
 # go.mod does not name the linter, because it would bring a hundred modules. Its version is pinned here.
 GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 # The race detector needs a C compiler.
