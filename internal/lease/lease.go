@@ -178,7 +178,8 @@ INSERT INTO leases (kind, partition) SELECT @kind, unnest(@partitions::int[]) ON
 const boundSQL = `SELECT set_config('idle_in_transaction_session_timeout', @ttl_ms, true)`
 
 // expiredSQL is true for what has expired, and for an end that no holder can have written by this
-// clock: it was set back, and a dead instance would hold its leases for as long.
+// clock: it was set back, and a dead instance would hold its leases for as long. @longest is more
+// than the longest TTL, because now() is when a transaction began, and the holder's may be younger.
 const expiredSQL = `(expires_at < now() OR expires_at > now() + @longest::interval)`
 
 // joinSQL renews the membership and deletes expired members, unless one of them is renewing at this
@@ -290,7 +291,7 @@ func (g *Group) exchange(ctx context.Context, tx pgx.Tx, wanted, drop, refused [
 		return b, fmt.Errorf("bound the heartbeat: %w", err)
 	}
 	args := pgx.NamedArgs{"kind": g.kind, "owner": g.owner, "ttl": g.cfg.TTL, "partitions": wanted, "drop": drop, "refused": refused,
-		"refused_for": refusedFor, "longest": maxTTL}
+		"refused_for": refusedFor, "longest": 2 * maxTTL}
 	inserted, err := tx.Exec(ctx, ensureSQL, args)
 	if err != nil {
 		return b, fmt.Errorf("insert lease rows: %w", err)

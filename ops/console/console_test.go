@@ -500,6 +500,43 @@ func TestALivePageIsReadOncePerSecondHoweverManyLook(t *testing.T) {
 	}
 }
 
+// blocker is a counter whose statements wait until leave is closed.
+type blocker struct {
+	counter
+	leave chan struct{}
+}
+
+func (b *blocker) TraceQueryStart(ctx context.Context, conn *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
+	if b.counter.TraceQueryStart(ctx, conn, q); strings.Contains(q.SQL, b.of) {
+		<-b.leave
+	}
+	return ctx
+}
+
+func TestATenantsSlowLivePageDelaysNoOperator(t *testing.T) {
+	t.Parallel()
+	slow := blocker{counter{of: "/* letters.get */"}, make(chan struct{})}
+	defer close(slow.leave)
+	h := start(t, func(_ *console.Config, d *console.Deps) {
+		cfg := d.Truth.Config()
+		cfg.ConnConfig.Tracer = &slow
+		pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(pool.Close)
+		d.Truth = pool
+	})
+	_, stop := events(t, h.signIn(t, h.Tokens.TenantReader), "/console/live/dead-letters/operation?source=outbox&id="+operation8)
+	defer stop()
+	testkit.Eventually(t, "the tenant's page to be read", func() (bool, error) { return slow.n.Load() > 0, nil })
+	next, stop := events(t, h.signIn(t, h.Tokens.Reader), "/console/live/overview")
+	defer stop()
+	got := make(chan string, 1)
+	go func() { got <- next() }()
+	testkit.Eventually(t, "the operator's page", func() (bool, error) { return len(got) > 0, nil })
+}
+
 // TestAnOperatorChoosesATenantOnce chooses a tenant on one page, which others then have, and
 // clears it.
 func TestAnOperatorChoosesATenantOnce(t *testing.T) {

@@ -30,7 +30,7 @@ const (
 type hub struct {
 	c     *Console
 	every time.Duration
-	wake  chan struct{} // a reader began to watch
+	wake  map[bool]chan struct{} // a reader began to watch: an operator (true), or one of a tenant
 	mu    sync.Mutex
 	feeds map[string]*feed
 	over  chan struct{} // closed when the hub has ended
@@ -52,7 +52,8 @@ type reading struct {
 }
 
 func newHub(c *Console) *hub {
-	return &hub{c: c, every: liveEvery, wake: make(chan struct{}, 1), feeds: make(map[string]*feed), over: make(chan struct{})}
+	return &hub{c: c, every: liveEvery, wake: map[bool]chan struct{}{true: make(chan struct{}, 1), false: make(chan struct{}, 1)},
+		feeds: make(map[string]*feed), over: make(chan struct{})}
 }
 
 // watch subscribes to a live page. The channel tells that newest returns another reading: a slow
@@ -81,7 +82,7 @@ func (h *hub) watch(v *view, p *page) (changed <-chan struct{}, newest func() re
 	}
 	f.viewers[ch] = true
 	select {
-	case h.wake <- struct{}{}:
+	case h.wake[v.who.System()] <- struct{}{}:
 	default:
 	}
 	newest = func() reading {
@@ -114,22 +115,32 @@ func (h *hub) room(v *view) bool {
 	return len(h.feeds) < maxFeeds && (v.who.System() || tenant < tenantFeeds && others < othersFeeds)
 }
 
+// run reads the pages of operators and those of tenants beside each other: a tenant's slow page
+// delays no operator.
 func (h *hub) run(ctx context.Context) {
 	defer close(h.over)
+	var both sync.WaitGroup
+	for system, wake := range h.wake {
+		both.Go(func() { h.readAll(ctx, system, wake) })
+	}
+	both.Wait()
+}
+
+// readAll reads the watched pages of operators, or of tenants, one after the other in each round.
+func (h *hub) readAll(ctx context.Context, system bool, wake <-chan struct{}) {
 	tick := time.NewTicker(h.every)
 	defer tick.Stop()
 	for {
-		h.mu.Lock()
-		idle := len(h.feeds) == 0
-		h.mu.Unlock()
-		if idle {
+		if len(h.watched(system)) == 0 {
 			select {
-			case <-h.wake:
+			case <-wake:
 			case <-ctx.Done():
 				return
 			}
 		}
-		h.round(ctx)
+		for _, f := range h.watched(system) {
+			h.refresh(ctx, f)
+		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
@@ -138,31 +149,34 @@ func (h *hub) run(ctx context.Context) {
 	}
 }
 
-// round reads each watched page, one after the other.
-func (h *hub) round(ctx context.Context) {
+func (h *hub) watched(system bool) (feeds []*feed) {
 	h.mu.Lock()
-	feeds := make([]*feed, 0, len(h.feeds))
+	defer h.mu.Unlock()
 	for _, f := range h.feeds {
-		feeds = append(feeds, f)
+		if f.view.who.System() == system {
+			feeds = append(feeds, f)
+		}
 	}
-	h.mu.Unlock()
-	for _, f := range feeds {
-		began := time.Now()
-		html, trouble := h.read(ctx, f)
-		if ctx.Err() != nil {
-			return
+	return feeds
+}
+
+// refresh reads a page and tells its readers.
+func (h *hub) refresh(ctx context.Context, f *feed) {
+	began := time.Now()
+	html, trouble := h.read(ctx, f)
+	if ctx.Err() != nil {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if f.trouble = trouble; trouble == "" {
+		f.html, f.at = html, began
+	}
+	for ch := range f.viewers {
+		select {
+		case ch <- struct{}{}:
+		default: // the reader has not taken the last reading
 		}
-		h.mu.Lock()
-		if f.trouble = trouble; trouble == "" {
-			f.html, f.at = html, began
-		}
-		for ch := range f.viewers {
-			select {
-			case ch <- struct{}{}:
-			default: // the reader has not taken the last reading
-			}
-		}
-		h.mu.Unlock()
 	}
 }
 
