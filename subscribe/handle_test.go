@@ -406,12 +406,7 @@ func TestAHandlerThatNeverReturnsEndsTheSubscriberAndIsNotAcknowledged(t *testin
 		return len(d.versions["2"]) > 0 && len(d.versions["3"]) > 0, nil
 	})
 	// A recreated stream is read from its beginning.
-	if err := r.js.DeleteStream(t.Context(), r.cfg.StreamName(0)); err != nil {
-		t.Fatal(err)
-	}
-	old := r.open[0].Partition
-	r.open = nil
-	r.declare(old)
+	r.recreate()
 	r.publish(follow("1", "4", 1))
 	r.await("the event of the new stream", func() (bool, error) {
 		d.mu.Lock()
@@ -447,12 +442,7 @@ func TestAnEventOfARecreatedStreamIsNotTakenForOneInHand(t *testing.T) {
 		}, subscribe.Log(testkit.Logger(t)), subscribe.Takeover(time.Second))
 	})
 	<-entered
-	if err := r.js.DeleteStream(t.Context(), r.cfg.StreamName(0)); err != nil {
-		t.Fatal(err)
-	}
-	p := r.open[0].Partition
-	r.open = nil
-	r.declare(p)
+	r.recreate()
 	r.publish(follow("1", "3", 1))
 	r.await("the new event in hand or handled", func() (bool, error) {
 		c, err := r.js.Consumer(t.Context(), r.cfg.StreamName(0), "mailer-follow")

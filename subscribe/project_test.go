@@ -197,12 +197,7 @@ func TestAProjectionStopsBeforeAStreamThatWasMadeAnewAndReportsAFunctionThatNeve
 		t.Errorf("%d events are applied, want 1", n)
 	}
 
-	if err := r.js.DeleteStream(ctx, r.cfg.StreamName(0)); err != nil {
-		t.Fatal(err)
-	}
-	old := r.open[0].Partition
-	r.open = nil
-	r.declare(old)
+	r.recreate()
 	r.publish(follow("1", "9", 1))
 	p = r.start(func(ctx context.Context) error {
 		return projector.Project(ctx, r.nc, pool, "search", logbook, subscribe.Report(health), subscribe.Log(testkit.Logger(t)))

@@ -56,6 +56,17 @@ func (r *rig) declare(p broker.Partition) {
 	r.open = append(r.open, s)
 }
 
+// recreate deletes the only stream and declares it again, empty.
+func (r *rig) recreate() {
+	r.t.Helper()
+	if err := r.js.DeleteStream(r.t.Context(), r.open[0].Name); err != nil {
+		r.t.Fatal(err)
+	}
+	p := r.open[0].Partition
+	r.open = nil
+	r.declare(p)
+}
+
 // resize replaces all streams by the given number of new ones. A foreign message follows each
 // closing message.
 func (r *rig) resize(partitions int) {

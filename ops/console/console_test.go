@@ -17,7 +17,6 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/internal/shares"
 	"github.com/tidings/tidings/internal/testkit"
@@ -457,16 +456,7 @@ func (c *counter) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndDat
 func TestALivePageIsReadOncePerSecondHoweverManyLook(t *testing.T) {
 	t.Parallel()
 	reads := counter{of: "/* outbox.stats */"}
-	h := start(t, func(_ *console.Config, d *console.Deps) {
-		cfg := d.Truth.Config()
-		cfg.ConnConfig.Tracer = &reads
-		pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(pool.Close)
-		d.Truth = pool
-	})
+	h := start(t, traced(t, &reads))
 	ada := h.signIn(t, h.Tokens.Admin)
 	before, began := reads.n.Load(), time.Now()
 	var nexts []func() string
@@ -517,16 +507,7 @@ func TestATenantsSlowLivePageDelaysNoOperator(t *testing.T) {
 	t.Parallel()
 	slow := blocker{counter{of: "/* letters.get */"}, make(chan struct{})}
 	defer close(slow.leave)
-	h := start(t, func(_ *console.Config, d *console.Deps) {
-		cfg := d.Truth.Config()
-		cfg.ConnConfig.Tracer = &slow
-		pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(pool.Close)
-		d.Truth = pool
-	})
+	h := start(t, traced(t, &slow))
 	_, stop := events(t, h.signIn(t, h.Tokens.TenantReader), "/console/live/dead-letters/operation?source=outbox&id="+operation8)
 	defer stop()
 	testkit.Eventually(t, "the tenant's page to be read", func() (bool, error) { return slow.n.Load() > 0, nil })

@@ -17,7 +17,6 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/kinds/catalog"
-	"github.com/tidings/tidings/ops/console"
 )
 
 // crowd fills the servers with dead letters of the outbox and of a consumer, half of them of one
@@ -209,16 +208,7 @@ func explained(t *testing.T, pool *pgxpool.Pool, statements []*pgx.QueuedQuery) 
 func TestPagesReadAFewOfManyDeadLetters(t *testing.T) {
 	t.Parallel()
 	var said recorder
-	d := openDesk(t, func(_ *console.Config, deps *console.Deps) {
-		cfg := deps.Truth.Config()
-		cfg.ConnConfig.Tracer = &said
-		pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(pool.Close)
-		deps.Truth, deps.Projections = pool, pool
-	})
+	d := openDesk(t, traced(t, &said))
 	const letters, few = 45_000, 20_100 // a window of ids has 20,000
 	d.crowd(t, letters, 20)
 	ada := d.signIn(t, d.Tokens.Admin)

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -54,6 +55,20 @@ type harness struct {
 func start(t *testing.T, change ...func(*console.Config, *console.Deps)) *harness {
 	t.Helper()
 	return startOn(t, testkit.Postgres(t), testkit.NATS(t), change...)
+}
+
+// traced makes the console use a pool whose statements the tracer sees, for both of its databases.
+func traced(t *testing.T, tracer pgx.QueryTracer) func(*console.Config, *console.Deps) {
+	return func(_ *console.Config, d *console.Deps) {
+		cfg := d.Truth.Config()
+		cfg.ConnConfig.Tracer = tracer
+		pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(pool.Close)
+		d.Truth, d.Projections = pool, pool
+	}
 }
 
 func startOn(t *testing.T, db *testkit.DB, nats *testkit.Broker, change ...func(*console.Config, *console.Deps)) *harness {
