@@ -33,7 +33,7 @@ func (s *Set) ExtendJSON(text []byte) (*Set, error) {
 	d.DisallowUnknownFields()
 	if err := d.Decode(&added); err != nil {
 		if name, unknown := strings.CutPrefix(err.Error(), "json: unknown field "); unknown { // it has no type
-			return nil, fmt.Errorf("line 1: field %s not found", strings.Trim(name, `"`)) // as in a file
+			return nil, fmt.Errorf("line 1: there is no member %s", name) // as in a file
 		}
 		return nil, err
 	}

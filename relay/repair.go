@@ -110,7 +110,8 @@ func Repair(ctx context.Context, pool *pgxpool.Pool, cfg broker.Config, log *slo
 	}
 	switch {
 	case unknown > 0 && !o.DeleteUnknown && o.Redo == nil:
-		err = fmt.Errorf("%w: %d in total; --delete-unknown deletes them", ErrUnknownMessages, unknown)
+		err = fmt.Errorf("%w: %d in total. First verify that NATS_URL and NATS_STREAM name this installation's streams "+
+			"(docs/runbook/OutboxPartitionStuck.md): --delete-unknown deletes these messages", ErrUnknownMessages, unknown)
 	case o.DryRun:
 		err = r.previewRepair(ctx)
 	case !report.Healthy:

@@ -232,6 +232,36 @@ func TestStartEndsWithItsContext(t *testing.T) {
 	stop(t, start(t, pglocal.Config{Dir: dir, Unsafe: true})) // no server remains, and the directory is not locked
 }
 
+func TestStartEndsWithItsContextWhileItCreatesTheCluster(t *testing.T) {
+	dir := dataDir(t)
+	bin := filepath.Join(filepath.Dir(dir), "bin")
+	if err := os.Mkdir(bin, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	started := filepath.Join(bin, "started")
+	if err := errors.Join(syscall.Mkfifo(started, 0o600), os.Chmod(started, 0o666)); err != nil {
+		t.Fatal(err)
+	}
+	for name, script := range map[string]string{"postgres": "echo 'postgres (PostgreSQL) 15.0'",
+		"initdb": "echo >" + started + "; exec sleep 600"} { // for a test that is slower than initdb
+		if err := os.WriteFile(filepath.Join(bin, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("POSTGRES_BIN", bin)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		defer cancel()
+		if _, err := os.ReadFile(started); err != nil { // waits for initdb
+			t.Error(err)
+		}
+	}()
+	_, err := pglocal.Start(ctx, pglocal.Config{Dir: dir})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v, want context.Canceled", err)
+	}
+}
+
 func TestWrongSettingIsReportedInTheServersWords(t *testing.T) {
 	_, err := pglocal.Start(t.Context(), pglocal.Config{Dir: dataDir(t), Unsafe: true,
 		Settings: map[string]string{"shared_buffers": "a lot"}})

@@ -261,6 +261,9 @@ func (s *Server) initdb(ctx context.Context, cfg Config, bin Binaries, acct *acc
 	cmd.Dir, cmd.SysProcAttr = s.dir, acct.sysProcAttr()
 	cmd.WaitDelay = time.Second // after a kill, its children keep the output open for a moment
 	if out, err := cmd.CombinedOutput(); err != nil {
+		if ctx.Err() != nil { // Ctrl-C killed it
+			return fmt.Errorf("create a PostgreSQL cluster in %s: %w", fresh, ctx.Err())
+		}
 		return fmt.Errorf("create a PostgreSQL cluster in %s: %w: %s", fresh, err, lastLine(out))
 	}
 	if err := os.Rename(fresh, s.data()); err != nil {

@@ -47,7 +47,7 @@ func document(file []byte) (*yaml.Node, *yaml.Decoder, error) {
 		return nil, nil, errors.New("the file is empty: `{}` is a file without kinds")
 	}
 	if err != nil {
-		return nil, nil, errors.New(strings.TrimPrefix(err.Error(), "yaml: "))
+		return nil, nil, syntaxError(err)
 	}
 	if err := d.Decode(&more); !errors.Is(err, io.EOF) {
 		return nil, nil, fmt.Errorf("line %d: this is a second document: want one", max(more.Line, 1))
@@ -59,17 +59,27 @@ func document(file []byte) (*yaml.Node, *yaml.Decoder, error) {
 
 var goType = regexp.MustCompile(` (in|into) type (kinds|kindfile)\.\w+| into (kinds|kindfile)\.\w+`)
 
+var unknown = regexp.MustCompile(`field (\S+) not found`)
+
 // typeErrors gives each of the decoder's errors its own line, without the names of Go types.
 func typeErrors(err error) error {
 	var types *yaml.TypeError
 	if !errors.As(err, &types) {
-		return errors.New(strings.TrimPrefix(err.Error(), "yaml: "))
+		return syntaxError(err)
 	}
 	var all []error
 	for _, text := range types.Errors {
-		all = append(all, errors.New(goType.ReplaceAllString(text, "")))
+		all = append(all, errors.New(unknown.ReplaceAllString(goType.ReplaceAllString(text, ""), `there is no member "$1"`)))
 	}
 	return errors.Join(all...)
+}
+
+func syntaxError(err error) error {
+	text := strings.TrimPrefix(err.Error(), "yaml: ")
+	if strings.HasSuffix(text, "cannot start any token") {
+		text += ": indent with spaces, not tabs, and quote a value that starts with @, % or `"
+	}
+	return errors.New(text)
 }
 
 // lineOf returns the line of the longest part of the path that exists.

@@ -14,9 +14,12 @@ func TestAFileOfKindsIsCheckedAsAWholeWithLines(t *testing.T) {
 	for _, c := range []struct{ name, file, want string }{
 		{"no file", ``, "the file is empty: `{}` is a file without kinds"},
 		{"not YAML", "edges: [", "line 1: did not find expected node content"},
+		{"a tab", "edges:\n\tplay: {}\n",
+			"line 2: found character that cannot start any token: indent with spaces, not tabs, and quote a value that starts " +
+				"with @, % or `"},
 		{"two documents", "{}\n---\n{}\n", "line 2: this is a second document: want one"},
 		{"unknown and mistyped members", "objects: {song: songs}\nedges:\n  plays: {plurals: x,\n    partitions: many}\n",
-			"line 3: field plurals not found\nline 4: cannot unmarshal !!str `many` into int"},
+			"line 3: there is no member \"plurals\"\nline 4: cannot unmarshal !!str `many` into int"},
 		{"a member twice", "children:\n  note: {plural: notes, parent: post, plural: nots}\n",
 			`line 2: mapping key "plural" already defined at line 2`},
 		{"every required member is missing", "edges:\n  play: {}\nchildren:\n  note: {}\n",
@@ -73,7 +76,7 @@ func TestAFileOfKindsIsCheckedAsAWholeWithLines(t *testing.T) {
 				"line 3: edges.play.partitions: 257: want 0 to 256"},
 		{"forms of ids", "objects:\n  song: {plural: songs, id: number}\n  disc: {id: uuid}\n  band: [bands]\n" +
 			"  choir: {plural: choirs, ids: uuid}\n",
-			"line 4: cannot unmarshal !!seq\nline 5: field ids not found"},
+			"line 4: cannot unmarshal !!seq\nline 5: there is no member \"ids\""},
 		{"another form of ids", "objects:\n  song: {plural: songs, id: number}\n  disc: {id: uuid}\n",
 			"line 2: objects.song.id: \"number\": want string, integer or uuid\nline 3: objects.disc: is missing"},
 		{"two filters", "edges:\n  play:\n    plural: plays\n    from: user\n    to: post\n    forward: played\n    reverse: " +

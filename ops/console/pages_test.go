@@ -177,7 +177,7 @@ func TestASubscriberThatAcknowledgesNothingIsOnThePages(t *testing.T) {
 		}
 	}
 	rea := h.signIn(t, h.Tokens.Reader)
-	page(t, rea, "/console/doctor").says("Mailer does not acknowledge 11 messages of " + cfg.StreamName(0))
+	page(t, rea, "/console/doctor").says("Subscriber mailer does not acknowledge 11 messages of " + cfg.StreamName(0))
 	page(t, rea, "/console/consumers").says("Subscribers", "mailer "+cfg.StreamName(0)+" redelivers 0 11 11")
 }
 

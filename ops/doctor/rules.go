@@ -207,7 +207,9 @@ func durables(state string, say func(broker.Durable) string) func(status.State, 
 			}
 		}
 		for _, name := range slices.Sorted(maps.Keys(says)) {
-			found(Finding{Where: name, What: strings.Join(says[name], "; "), Count: int64(len(says[name]))})
+			what := strings.Join(says[name], "; ")
+			found(Finding{Where: name, What: what, Count: int64(len(says[name])),
+				note: strings.Replace("Subscriber "+name+": "+what, ": it ", " ", 1)})
 		}
 	}
 }

@@ -73,6 +73,11 @@ func TestEveryCheckOfTheFleetFindsItsIllness(t *testing.T) {
 		}
 		st.Partitions[0].Refused = "the stream is gone"
 	}
+	st.External = []broker.Durable{{Name: "mailer", Stream: "EVENTS-0", State: broker.Unserved, Behind: 3}}
+	st.Consumers, st.Partitions = nil, nil
+	if got := Fleet(st); len(got) != 1 || !strings.HasPrefix(got[0].String(), "Subscriber mailer: 3 messages of EVENTS-0 wait for it") {
+		t.Errorf("of a subscriber: %v, want its name as it is", got) // a sentence begins with a capital
+	}
 	now := time.Now()
 	if all := failedJobs([]jobs.LastRun{{Job: "a", SucceededAt: now}, {Job: "b", FailedAt: now, LastError: "no luck"}}); len(all) != 1 ||
 		all[0].Check != "job-failed" || all[0].Where != "b" {

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -8,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 	"text/tabwriter"
@@ -128,6 +130,12 @@ func (p Process) commands() *cobra.Command {
 		group("nats", "Create the NATS accounts, users and credentials of binaries and subscribers",
 			p.natsUsersCommand(), p.natsAccountCommand(), p.natsCredsCommand(), p.natsRevokeCommand(), p.natsDurableCommand()))
 	refuseUnknown(root.Commands())
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		if c.HasParent() && c.HasSubCommands() { // of `tidings dlq list --json` the mistake is list
+			err = cmp.Or(noCommand(c, c.Flags().Args()), err)
+		}
+		return err
+	})
 	root.SetIn(p.Stdin)
 	root.SetOut(p.Stdout)
 	root.SetErr(p.Stderr)
@@ -159,12 +167,15 @@ func (p Process) exitCode(c *cobra.Command, err error, started bool) int {
 	case silent(err):
 		return exitAgain
 	}
+	again := slices.ContainsFunc([]error{erasure.ErrUnfinished, restore.ErrUnfinished, outbox.ErrNotExclusive, outbox.ErrExclusiveLost},
+		func(unfinished error) bool { return errors.Is(err, unfinished) })
+	if ctx := c.Context(); !again && ctx != nil && ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		err = errors.New("stopped before the end") // by a signal: the statement that it met does not matter
+	}
 	message := strings.ReplaceAll(daemon.Plain(err), "\n\t", "\n  ") // cobra indents its suggestions by tabs
 	fmt.Fprintf(p.Stderr, "tidings: %s\n", visibleLines(message))
-	for _, again := range []error{erasure.ErrUnfinished, restore.ErrUnfinished, outbox.ErrNotExclusive, outbox.ErrExclusiveLost} {
-		if errors.Is(err, again) {
-			return exitAgain
-		}
+	if again {
+		return exitAgain
 	}
 	if started && !errors.As(err, &usage) {
 		if errors.As(err, &line) || errors.As(err, &file) {
@@ -194,12 +205,25 @@ func rangeArgs(least, most int) cobra.PositionalArgs {
 func refuseUnknown(commands []*cobra.Command) {
 	for _, c := range commands {
 		if c.HasSubCommands() {
-			c.Args = cobra.NoArgs
+			c.Args = noCommand
 			c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
 			c.DisableFlagsInUseLine = true
 			refuseUnknown(c.Commands())
 		}
 	}
+}
+
+// noCommand refuses a first argument that names no subcommand, and suggests similar names.
+func noCommand(c *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	c.SuggestionsMinimumDistance = 2 // cobra's own
+	err := cobra.NoArgs(c, args)
+	if similar := c.SuggestionsFor(args[0]); len(similar) > 0 {
+		err = fmt.Errorf("%w. Similar: %s", err, strings.Join(similar, ", "))
+	}
+	return err
 }
 
 // writeJSON writes v as one line.

@@ -36,11 +36,11 @@ const deathWithin = 2 * time.Second
 // when the process ends in any way.
 func lockData(ctx context.Context, dir string) (*os.File, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil { // if root runs dev, PostgreSQL runs as another user and needs access; secrets are 0600
-		return nil, fmt.Errorf("create the data directory: %w", err)
+		return nil, fmt.Errorf("create the data directory: %w; name another one with --data", err)
 	}
 	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("lock the data directory: %w", err)
+		return nil, fmt.Errorf("lock the data directory: %w; name another one with --data", err)
 	}
 	if err := takeLock(ctx, f, dir); err != nil {
 		return nil, errors.Join(err, f.Close())

@@ -48,7 +48,7 @@ func readInstance(dir string) (instance, error) {
 		return in, fmt.Errorf("%s: %w", dir, errNoInstance)
 	}
 	if err != nil {
-		return in, fmt.Errorf("read the addresses of dev: %w", err)
+		return in, fmt.Errorf("read the addresses of dev: %w. Name another directory with --data", err)
 	}
 	if err := json.Unmarshal(b, &in); err != nil {
 		return in, fmt.Errorf("read the addresses of dev from %s: %w", filepath.Join(dir, instanceFile), err)

@@ -1,7 +1,10 @@
 package cli
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -12,6 +15,10 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tidings/tidings/ops/erasure"
 )
 
 func TestLoadCommand(t *testing.T) {
@@ -149,6 +156,9 @@ func TestUsage(t *testing.T) {
 		"pause followercounts": "got 1 argument, want `tidings pause --consumer NAME`",
 		"dlq outbox list a":    "want `tidings dlq outbox list`",
 		"outbox list a":        "want `tidings outbox list`", "dev a": "want `tidings dev`", "consumers": "Did you mean this?\n  consume\n",
+		"kinds aply f --yes": "unknown command \"aply\" for \"tidings kinds\". Similar: apply\n",
+		"dlq list --json":    `unknown command "list" for "tidings dlq"`, "dlq --json": "unknown flag: --json",
+		"outbox show 7 --no": "unknown flag: --no",
 	} {
 		if code, _, stderr := run(t, nil, "", strings.Fields(args)...); code != exitInput || !strings.Contains(stderr, want) {
 			t.Errorf("%s: exit code %d, %q, want %q", args, code, stderr, want)
@@ -162,6 +172,42 @@ func TestUsage(t *testing.T) {
 	}
 	if code, stdout, _ := run(t, nil, "", "status", "--help"); code != exitOK || !strings.Contains(stdout, "--data directory") {
 		t.Errorf("status --help: exit code %d, %q", code, stdout)
+	}
+}
+
+func TestACommandThatASignalStopsDoesNotNameTheStatementThatItMet(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	c := &cobra.Command{}
+	c.SetContext(ctx)
+	statement := fmt.Errorf("read outbox stats: limit the wait for locks: %w", ctx.Err())
+	for _, given := range []struct {
+		err  error
+		code int
+		want string
+	}{
+		{statement, exitError, "tidings: stopped before the end\n"},
+		{fmt.Errorf("%w: %w", erasure.ErrUnfinished, statement), exitAgain, "tidings: " + erasure.ErrUnfinished.Error()},
+		{errors.New("another error"), exitError, "tidings: another error\n"},
+	} {
+		var stderr strings.Builder
+		code := Process{Stderr: &stderr}.exitCode(c, given.err, true)
+		if code != given.code || !strings.HasPrefix(stderr.String(), given.want) {
+			t.Errorf("%v: exit code %d, %q, want %d, %q", given.err, code, &stderr, given.code, given.want)
+		}
+	}
+}
+
+func TestADirectoryThatCannotBeUsedIsNamedWithTheFlagThatChangesIt(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, command := range []string{"dev", "status"} {
+		code, _, stderr := run(t, nil, "", command, "--data", file)
+		if code != exitError || !strings.Contains(stderr, file) || !strings.Contains(stderr, "with --data") {
+			t.Errorf("%s: exit code %d, %q", command, code, stderr)
+		}
 	}
 }
 

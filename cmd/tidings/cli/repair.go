@@ -123,7 +123,6 @@ func printPartitions(w io.Writer, report relay.RepairReport) {
 		if p.Problem != "" {
 			found = append(found, p.Problem)
 		}
-		add(&found, p.Unknown, "message without a row", "messages without a row")
 		add(&found, p.Foreign, "foreign message", "foreign messages")
 		add(&found, p.Duplicates, "repeated message", "repeated messages")
 		if p.Adopt {

@@ -12,7 +12,17 @@ import (
 
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/outbox"
+	"github.com/tidings/tidings/relay"
 )
+
+func TestMessagesWithoutARowArePrintedOnce(t *testing.T) {
+	var out strings.Builder
+	printPartitions(&out, relay.RepairReport{Partitions: []relay.PartitionReport{
+		{Stream: "EVENTS-0", Problem: "its stream has 12,000 messages without a row", Unknown: 12000}}})
+	if want := "Partition 0 (EVENTS-0): its stream has 12,000 messages without a row. Repair: nothing.\n"; out.String() != want {
+		t.Errorf("got %s, want %s", &out, want)
+	}
+}
 
 func TestRepairStreamBringsALostStreamBack(t *testing.T) {
 	t.Parallel()

@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -154,6 +155,9 @@ func (s *Settings) AwaitStreams(ctx context.Context, js jetstream.JetStream,
 			return nil, broker.ErrClosed
 		case !broker.IsTransient(err) && !errors.Is(err, ErrNoDurable):
 			return nil, err
+		}
+		if nc := js.Conn(); !nc.IsConnected() { // the timeout of the request says less
+			err = fmt.Errorf("no connection to %s: %w", strings.Join(nc.Servers(), ", "), cmp.Or(nc.LastError(), err))
 		}
 		SetReady(s.Health, func(context.Context) error { return err })
 		s.Log.WarnContext(ctx, "waiting for NATS", "err", err)
