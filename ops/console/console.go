@@ -109,7 +109,7 @@ func (c *Console) parse() error {
 	}
 	names := []string{"signin", "error", "act", "outcome"}
 	for _, p := range c.pages {
-		names = append(names, p.template())
+		names = append(names, p.name())
 	}
 	for _, name := range names {
 		t, err := base.Clone()

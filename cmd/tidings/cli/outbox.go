@@ -201,8 +201,8 @@ func showWaiting(ctx context.Context, w io.Writer, pool *pgxpool.Pool, ids []int
 	return tableTo(w, rows...)
 }
 
-// waiting makes a command that calls act for each message that its arguments name, and goes on after
-// an error of act.
+// waiting makes a command that calls act for each message that its arguments name, also after an
+// error of act.
 func (p Process) waiting(d command, ask func(ctx context.Context, s *session, ids []int64) error,
 	act func(ctx context.Context, s *session, id int64) error) *cobra.Command {
 	var ids []int64
