@@ -169,7 +169,7 @@ type comparison struct {
 	report func(projections.Difference)
 }
 
-// beside compares an edge of both sides, either of which may be nil.
+// diffEdge compares an edge of both sides, either of which may be nil.
 func diffEdge(k kinds.Edge, want, got *edgeRow) projections.Diff {
 	of := cmp.Or(want, got)
 	var none edgeRow
@@ -210,14 +210,17 @@ func (c comparison) counts(want, got *store.Counts) {
 	if got == nil {
 		got = &zero
 	}
-	differ := func(object, field string, want, got int64) {
-		projections.Difference{
-			Projection: Name, TenantID: present.TenantID, Entity: fmt.Sprintf("counts of %s %s", object, present.ID),
-			Key: projections.Key{Type: c.kind.Name, TenantID: present.TenantID, Aggregate: present.ID},
-		}.Differ(c.report, field, want, got)
-	}
-	differ(c.kind.To, c.kind.Reverse, want.Incoming, got.Incoming)
-	differ(c.kind.From, c.kind.Forward, want.Outgoing, got.Outgoing)
+	o := object{present.TenantID, present.ID}
+	c.differ(c.kind.To, o, c.kind.Reverse, want.Incoming, got.Incoming)
+	c.differ(c.kind.From, o, c.kind.Forward, want.Outgoing, got.Outgoing)
+}
+
+// differ reports a difference in what edges say about an object of a type.
+func (c comparison) differ(objectType string, o object, field string, want, got any) {
+	projections.Difference{
+		Projection: Name, TenantID: o.tenant, Entity: fmt.Sprintf("counts of %s %s", objectType, o.id),
+		Key: projections.Key{Type: c.kind.Name, TenantID: o.tenant, Aggregate: o.id},
+	}.Differ(c.report, field, want, got)
 }
 
 func orNone(s *string) string {
