@@ -84,12 +84,7 @@ type Unheld struct {
 }
 
 // String returns the partitions with their noun: "partition 3", "partitions 0-2 5".
-func (u Unheld) String() string {
-	if len(u.Partitions) == 1 {
-		return "partition " + words.Ranges(u.Partitions)
-	}
-	return "partitions " + words.Ranges(u.Partitions)
-}
+func (u Unheld) String() string { return words.Partitions(u.Partitions) }
 
 // Refusal is an instance that could not serve a partition.
 type Refusal struct {
