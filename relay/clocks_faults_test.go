@@ -1,4 +1,4 @@
-//go:build faults || soak
+//go:build faults
 
 package relay
 
@@ -93,6 +93,7 @@ var logged = regexp.MustCompile(`(?m)^time=(\S+)`)
 func TestARelaysClockIsMovedByTenMinutes(t *testing.T) {
 	binary := clockOf(t)
 	f := newFleet(t, testkit.Postgres(t))
+	f.resize(manyPartitions)
 	f.binary = binary
 	a, b := f.start(options{}), f.start(options{})
 	f.binary = os.Args[0]

@@ -3,12 +3,16 @@ package lease
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -39,13 +43,43 @@ const (
 	refusedFor = time.Minute // its refuser does not take the lease back, and others do not refuse it
 )
 
-// Owner returns a unique name for this process: name, host, process id and a random part.
+// incarnation tells this process from an earlier one with its id, which in a container is often 1.
+var incarnation = rand.Text()[:6]
+
+var owners atomic.Int64 // named by this process
+
+// Owner returns a unique name for an instance of this process: name, host, process id, incarnation
+// and a number.
 func Owner(name string) string {
 	host, err := os.Hostname()
 	if err != nil {
 		host = "unknown"
 	}
-	return fmt.Sprintf("%s-%s-%d-%s", name, host, os.Getpid(), rand.Text()[:6])
+	return ownerOf(name+"-"+host, os.Getpid(), incarnation, owners.Add(1))
+}
+
+func ownerOf(of string, pid int, incarnation string, n int64) string {
+	return fmt.Sprintf("%s-%d-%s-%d", of, pid, incarnation, n)
+}
+
+var ownerPattern = regexp.MustCompile(`^(.+)-([0-9]+)-([0-9A-Z]{6})-[0-9]+$`)
+
+// ended reports whether owner was an instance with this one's name and host, whose process has
+// ended. It may be wrong about a process in another container with the same host name.
+func (g *Group) ended(owner string) bool {
+	other, own := ownerPattern.FindStringSubmatch(owner), ownerPattern.FindStringSubmatch(g.owner)
+	if other == nil || own == nil || other[1] != own[1] {
+		return false
+	}
+	if other[2] == own[2] {
+		return other[3] != own[3]
+	}
+	pid, err := strconv.Atoi(other[2])
+	if err != nil {
+		return false
+	}
+	p, err := os.FindProcess(pid)
+	return err == nil && errors.Is(p.Signal(syscall.Signal(0)), os.ErrProcessDone)
 }
 
 // Group is one instance's membership in a kind. Its methods may be called from any goroutine.
@@ -58,6 +92,7 @@ type Group struct {
 	changed  work.Signal
 	beat     work.Signal // requests a heartbeat at once
 	rowsMade []int       // the partitions whose rows this instance has seen; only Run uses it
+	shared   bool        // a heartbeat with partitions has succeeded; only Run uses it
 
 	mu       sync.Mutex
 	wanted   []int // all partitions to distribute, sorted
@@ -180,7 +215,12 @@ const boundSQL = `SELECT set_config('idle_in_transaction_session_timeout', @ttl_
 // expiredSQL is true for what has expired, and for an end that no holder can have written by this
 // clock: it was set back, and a dead instance would hold its leases for as long. @longest is more
 // than the longest TTL, because now() is when a transaction began, and the holder's may be younger.
-const expiredSQL = `(expires_at < now() OR expires_at > now() + @longest::interval)`
+//
+// What belongs to an instance whose process has ended (@ended) counts as expired too.
+const expiredSQL = `(expires_at < now() OR expires_at > now() + @longest::interval OR owner = ANY(@ended::text[]))`
+
+// othersSQL reads the other members.
+const othersSQL = `SELECT owner FROM lease_members WHERE kind = @kind AND owner <> @owner`
 
 // joinSQL renews the membership and deletes expired members, unless one of them is renewing at this
 // moment. A member without partitions counts as expired.
@@ -256,7 +296,7 @@ func (g *Group) heartbeat(ctx context.Context) error {
 	if b.made > 0 && slices.Equal(g.rowsMade, wanted) {
 		g.log.WarnContext(ctx, "lease rows were missing, and are inserted again: somebody deleted them", "owner", g.owner, "rows", b.made)
 	}
-	g.rowsMade = wanted
+	g.rowsMade, g.shared = wanted, g.shared || len(wanted) > 0
 	slices.Sort(b.held)
 	if keep := max(0, b.share-len(b.lent)); len(b.held) > keep {
 		b.surplus = append(b.surplus, b.held[keep:]...)
@@ -291,7 +331,15 @@ func (g *Group) exchange(ctx context.Context, tx pgx.Tx, wanted, drop, refused [
 		return b, fmt.Errorf("bound the heartbeat: %w", err)
 	}
 	args := pgx.NamedArgs{"kind": g.kind, "owner": g.owner, "ttl": g.cfg.TTL, "partitions": wanted, "drop": drop, "refused": refused,
-		"refused_for": refusedFor, "longest": 2 * maxTTL}
+		"refused_for": refusedFor, "longest": 2 * maxTTL, "ended": []string{}}
+	if !g.shared && len(wanted) > 0 {
+		rows, _ := tx.Query(ctx, othersSQL, args)
+		others, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil {
+			return b, fmt.Errorf("read the other members: %w", err)
+		}
+		args["ended"] = slices.DeleteFunc(others, func(owner string) bool { return !g.ended(owner) })
+	}
 	inserted, err := tx.Exec(ctx, ensureSQL, args)
 	if err != nil {
 		return b, fmt.Errorf("insert lease rows: %w", err)
@@ -414,19 +462,4 @@ func Refusals(ctx context.Context, pool *pgxpool.Pool, kind string) ([]Refusal, 
 		return nil, fmt.Errorf("read the refused partitions of %s: %w", kind, err)
 	}
 	return all, nil
-}
-
-// clearSQL frees every lease and deletes every member. Locks: the leases.
-const clearSQL = `
-WITH gone AS (DELETE FROM lease_members)
-UPDATE leases SET owner = '', expires_at = '-infinity' WHERE owner <> ''`
-
-// Clear frees the leases of all kinds, so that those of a killed predecessor need not expire first.
-// Only a process that is certainly alone may call it, for example one that holds the lock on the
-// database's directory.
-func Clear(ctx context.Context, pool *pgxpool.Pool) error {
-	if _, err := pool.Exec(ctx, clearSQL); err != nil {
-		return fmt.Errorf("free all leases: %w", err)
-	}
-	return nil
 }

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -87,6 +89,39 @@ func TestADeadInstancesLeasesEndAlthoughTheClockWasSetBack(t *testing.T) {
 	}
 	beat(t, alive)
 	checkShares(t, alive)
+}
+
+// TestARestartedInstanceWaitsForNoLeaseOfItsPredecessor: the leases of an ended process are taken
+// at once, and those of others are not.
+func TestARestartedInstanceWaitsForNoLeaseOfItsPredecessor(t *testing.T) {
+	ended := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^$")
+	if err := ended.Run(); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		owner string
+		want  int
+	}{
+		"a process that ended":                   {ownerOf("relay-here", ended.Process.Pid, "AAAAAA", 1), partitions},
+		"one with the same id, as in containers": {ownerOf("relay-here", os.Getpid(), "AAAAAA", 1), partitions},
+		"one that runs":                          {ownerOf("relay-here", os.Getppid(), "AAAAAA", 1), 0},
+		"another instance of this process":       {ownerOf("relay-here", os.Getpid(), incarnation, 1), 0},
+		"a process of another host":              {ownerOf("relay-there", ended.Process.Pid, "AAAAAA", 1), 0},
+		"an instance with a name of its own":     {"a", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+			restarted := newGroup(t, pool, ownerOf("relay-here", os.Getpid(), incarnation, 2))
+			beat(t, newGroup(t, pool, c.owner), restarted)
+			if n := len(restarted.Held()); n != c.want {
+				t.Errorf("it holds %d of %d partitions", n, partitions)
+			}
+			beat(t, restarted)
+			if n := len(restarted.Held()); n != c.want {
+				t.Errorf("it holds %d of %d partitions after another heartbeat", n, partitions)
+			}
+		})
+	}
 }
 
 // checkShares fails unless the groups together hold every partition once, in shares that differ by

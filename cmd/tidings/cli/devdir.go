@@ -24,7 +24,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tidings/tidings/internal/broker"
-	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/natsserver"
 	"github.com/tidings/tidings/internal/pglocal"
 	"github.com/tidings/tidings/internal/postgres"
@@ -326,10 +325,6 @@ func prepareServers(ctx context.Context, cfg devConfig, in instance, log *slog.L
 	}
 	if cfg.DatabaseURL != "" {
 		return nc.IsConnected(), nil
-	}
-	// Only this dev uses the database, so a killed earlier one no longer needs its leases.
-	if err := lease.Clear(ctx, truth); err != nil {
-		return false, err
 	}
 	first, err := outbox.ReadPartition(ctx, truth, 0)
 	if err != nil || first.Stream != "" || cfg.NATSURL != "" {

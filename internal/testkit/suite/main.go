@@ -151,7 +151,7 @@ func list(ctx context.Context, s suite) (all []*pkg, err error) {
 }
 
 var (
-	tagged   = regexp.MustCompile(`(?m)^//go:build faults$`)
+	tagged   = regexp.MustCompile(`(?m)^//go:build .*\bfaults\b`)
 	function = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz|Example)\w*)\(`)
 )
 
