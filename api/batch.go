@@ -164,16 +164,13 @@ func (s *server) batchRoute(r route, kinds []kind, example []any) {
 		}
 	}
 	op := s.api.OpenAPI().Paths[path].Post
+	outcome := s.api.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[BatchOutcome](), true, "BatchOutcome")
 	op.RequestBody.Content = content("operations", "operation", &huma.Schema{OneOf: schemas}, example, lines.String())
 	op.Responses["200"].Description = "One outcome per operation, in order."
-	op.Responses["200"].Content = content("items", "outcome", schemaOfOutcome(s), []any{
+	op.Responses["200"].Content = content("items", "outcome", outcome, []any{
 		map[string]any{"status": http.StatusNoContent}, map[string]any{"status": http.StatusNotFound,
 			"problem": s.problems.problem(codeNotFound, "")},
 	}, `{"line":1,"status":204}`+"\n")
-}
-
-func schemaOfOutcome(s *server) *huma.Schema {
-	return s.api.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[BatchOutcome](), true, "BatchOutcome")
 }
 
 // batch splits the body into operations before it writes the first one, and sends the answer while
@@ -423,13 +420,13 @@ func (s *server) takeApart(raw []byte, op any) error {
 
 // writeAll passes the operations to a function of the store. After the commit it calls tell with
 // each outcome.
-func writeAll[W, O any](ctx context.Context, ops []*operation, write func(ctx context.Context, tenant int64, in []W) ([]O, error),
-	tell func(op *operation, o O)) error {
+func writeAll[K, W, O any](ctx context.Context, ops []*operation, of K,
+	write func(ctx context.Context, tenant int64, of K, in []W) ([]O, error), tell func(op *operation, o O)) error {
 	in := make([]W, len(ops))
 	for i, op := range ops {
 		in[i] = op.in.(W)
 	}
-	outs, err := write(ctx, callerOf(ctx).TenantID, in)
+	outs, err := write(ctx, callerOf(ctx).TenantID, of, in)
 	if err != nil {
 		return err
 	}

@@ -456,8 +456,11 @@ func (c *childRoutes) batchRoutes() {
 	}
 	r := c.route("batch", http.MethodPost, "/v1/"+c.k.Plural+":batch", tokens.RoleWrite, http.StatusOK,
 		words{"batch-" + c.tagged, fmt.Sprintf("Write, edit and delete up to %d %s", maxBatch, c.k.Plural), batchDescription})
-	c.batchRoute(r, []kind{{"create", create, c.takeCreate, c.batchCreate}, {"edit", edit, c.takeEdit, c.batchEdit},
-		{"delete", remove, c.takeDelete, c.batchDelete}}, []any{
+	c.batchRoute(r, []kind{
+		{"create", create, c.takeCreate, batched(c, http.StatusCreated, c.store.CreateChildren)},
+		{"edit", edit, c.takeEdit, batched(c, http.StatusOK, c.store.EditChildren)},
+		{"delete", remove, c.takeDelete, batched(c, http.StatusNoContent, c.store.DeleteChildren)},
+	}, []any{
 		first,
 		map[string]any{"op": "edit", child: exampleUUID, "if_match": 1, "body": "Well put."},
 		map[string]any{"op": "delete", child: exampleUUID, "if_match": "*"},
@@ -511,22 +514,12 @@ func (c *childRoutes) takeDelete(ctx context.Context, raw []byte) (any, []string
 	return w, []string{w.ID}, err
 }
 
-func (c *childRoutes) batchCreate(ctx context.Context, ops []*operation) error {
-	return writeAll(ctx, ops, func(ctx context.Context, tenant int64, in []store.NewChild) ([]store.ChildOutcome, error) {
-		return c.store.CreateChildren(ctx, tenant, c.k, in)
-	}, func(op *operation, o store.ChildOutcome) { c.outcome(ctx, op, o, http.StatusCreated) })
-}
-
-func (c *childRoutes) batchEdit(ctx context.Context, ops []*operation) error {
-	return writeAll(ctx, ops, func(ctx context.Context, tenant int64, in []store.ChildEdit) ([]store.ChildOutcome, error) {
-		return c.store.EditChildren(ctx, tenant, c.k, in)
-	}, func(op *operation, o store.ChildOutcome) { c.outcome(ctx, op, o, http.StatusOK) })
-}
-
-func (c *childRoutes) batchDelete(ctx context.Context, ops []*operation) error {
-	return writeAll(ctx, ops, func(ctx context.Context, tenant int64, in []store.ChildDelete) ([]store.ChildOutcome, error) {
-		return c.store.DeleteChildren(ctx, tenant, c.k, in)
-	}, func(op *operation, o store.ChildOutcome) { c.outcome(ctx, op, o, http.StatusNoContent) })
+// batched returns what writes operations of a batch with a function of the store.
+func batched[W any](c *childRoutes, status int, write func(context.Context, int64, kinds.Child, []W) ([]store.ChildOutcome, error),
+) func(context.Context, []*operation) error {
+	return func(ctx context.Context, ops []*operation) error {
+		return writeAll(ctx, ops, c.k, write, func(op *operation, o store.ChildOutcome) { c.outcome(ctx, op, o, status) })
+	}
 }
 
 // outcome sets the outcome of an operation of a batch.

@@ -46,36 +46,24 @@ type Config struct {
 // Validate returns an error that names every value out of bounds.
 func (c Config) Validate() error {
 	var errs []error
+	bad := func(is bool, format string, args ...any) {
+		if is {
+			errs = append(errs, fmt.Errorf(format, args...))
+		}
+	}
 	if _, err := c.CursorKeys(); err != nil {
 		errs = append(errs, err)
 	}
-	if c.MaxBodyBytes < 1<<10 || c.MaxBodyBytes > 16<<20 {
-		errs = append(errs, fmt.Errorf("API_MAX_BODY_BYTES is %d: want 1024..16777216", c.MaxBodyBytes))
-	}
-	if c.MaxBatchBytes < 1<<10 || c.MaxBatchBytes > 64<<20 {
-		errs = append(errs, fmt.Errorf("API_MAX_BATCH_BYTES is %d: want 1024..67108864", c.MaxBatchBytes))
-	}
-	if c.PageCacheBytes < 0 || c.PageCacheBytes > 1<<30 {
-		errs = append(errs, fmt.Errorf("API_PAGE_CACHE_BYTES is %d: want 0..1073741824", c.PageCacheBytes))
-	}
-	if (c.TLSCert == "") != (c.TLSKey == "") {
-		errs = append(errs, errors.New("API_TLS_CERT and API_TLS_KEY: want both or none"))
-	}
-	if c.AddressConnections < 1 || c.AddressConnections > 4096 {
-		errs = append(errs, fmt.Errorf("API_ADDRESS_CONNECTIONS is %d: want 1..4096", c.AddressConnections))
-	}
-	if c.MaxRequests < gateFloor || c.MaxRequests > 100_000 {
-		errs = append(errs, fmt.Errorf("API_MAX_REQUESTS is %d: want %d..100000", c.MaxRequests, gateFloor))
-	}
-	if c.MaxWait < 10*time.Millisecond || c.MaxWait > 25*time.Second {
-		errs = append(errs, fmt.Errorf("API_MAX_WAIT is %s: want 10ms..25s", c.MaxWait))
-	}
-	if c.RequestTimeout < 100*time.Millisecond || c.RequestTimeout > 25*time.Second {
-		errs = append(errs, fmt.Errorf("API_REQUEST_TIMEOUT is %s: want 100ms..25s", c.RequestTimeout))
-	}
-	if c.StopDelay < 0 || c.StopDelay > 5*time.Minute {
-		errs = append(errs, fmt.Errorf("API_STOP_DELAY is %s: want 0s..5m", c.StopDelay))
-	}
+	bad(c.MaxBodyBytes < 1<<10 || c.MaxBodyBytes > 16<<20, "API_MAX_BODY_BYTES is %d: want 1024..16777216", c.MaxBodyBytes)
+	bad(c.MaxBatchBytes < 1<<10 || c.MaxBatchBytes > 64<<20, "API_MAX_BATCH_BYTES is %d: want 1024..67108864", c.MaxBatchBytes)
+	bad(c.PageCacheBytes < 0 || c.PageCacheBytes > 1<<30, "API_PAGE_CACHE_BYTES is %d: want 0..1073741824", c.PageCacheBytes)
+	bad((c.TLSCert == "") != (c.TLSKey == ""), "API_TLS_CERT and API_TLS_KEY: want both or none")
+	bad(c.AddressConnections < 1 || c.AddressConnections > 4096, "API_ADDRESS_CONNECTIONS is %d: want 1..4096", c.AddressConnections)
+	bad(c.MaxRequests < gateFloor || c.MaxRequests > 100_000, "API_MAX_REQUESTS is %d: want %d..100000", c.MaxRequests, gateFloor)
+	bad(c.MaxWait < 10*time.Millisecond || c.MaxWait > 25*time.Second, "API_MAX_WAIT is %s: want 10ms..25s", c.MaxWait)
+	bad(c.RequestTimeout < 100*time.Millisecond || c.RequestTimeout > 25*time.Second,
+		"API_REQUEST_TIMEOUT is %s: want 100ms..25s", c.RequestTimeout)
+	bad(c.StopDelay < 0 || c.StopDelay > 5*time.Minute, "API_STOP_DELAY is %s: want 0s..5m", c.StopDelay)
 	return errors.Join(errs...)
 }
 

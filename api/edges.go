@@ -220,7 +220,9 @@ func (e *edgeRoutes) singleRoutes() {
 			"204 also if the edge did not exist; then there is no event."})
 	remove.codes = e.self()
 	if len(e.k.Attributes) == 0 {
-		register(e.server, put, e.put)
+		register(e.server, put, func(ctx context.Context, in *PairPath) (*edgeOutput, error) {
+			return e.write(ctx, store.EdgeWrite{From: in.From.ID, To: in.To.ID})
+		})
 	} else {
 		put.description += " The body has all attributes: missing ones get their defaults. With a version in If-Match, 404 if the edge " +
 			"does not exist."
@@ -284,10 +286,6 @@ func (e *edgeRoutes) creates(ctx context.Context, from event.ID) error {
 
 // authors is the object whose ids are authors. The limits per user count these ids.
 const authors = kinds.Author
-
-func (e *edgeRoutes) put(ctx context.Context, in *PairPath) (*edgeOutput, error) {
-	return e.write(ctx, store.EdgeWrite{From: in.From.ID, To: in.To.ID})
-}
 
 func (e *edgeRoutes) putAttributes(ctx context.Context, in *attributesInput) (*edgeOutput, error) {
 	version, err := e.ifMatch(in.IfMatch)
@@ -455,7 +453,7 @@ func (e *edgeRoutes) take(ctx context.Context, raw []byte) (any, []string, error
 }
 
 func (e *edgeRoutes) batchPut(ctx context.Context, ops []*operation) error {
-	return writeAll(ctx, ops, e.putEdges, func(op *operation, o store.EdgeOutcome) {
+	return writeAll(ctx, ops, e.k, e.store.PutEdges, func(op *operation, o store.EdgeOutcome) {
 		status := http.StatusOK
 		if o.Created {
 			status = http.StatusCreated
@@ -466,17 +464,9 @@ func (e *edgeRoutes) batchPut(ctx context.Context, ops []*operation) error {
 }
 
 func (e *edgeRoutes) batchRemove(ctx context.Context, ops []*operation) error {
-	return writeAll(ctx, ops, e.removeEdges, func(op *operation, o store.EdgeOutcome) {
+	return writeAll(ctx, ops, e.k, e.store.RemoveEdges, func(op *operation, o store.EdgeOutcome) {
 		e.done(ctx, op, e.refused(o.Err, "#/attributes"), o.Edge.Ref(e.k.Name), BatchOutcome{Status: http.StatusNoContent})
 	})
-}
-
-func (e *edgeRoutes) putEdges(ctx context.Context, tenant int64, in []store.EdgeWrite) ([]store.EdgeOutcome, error) {
-	return e.store.PutEdges(ctx, tenant, e.k, in)
-}
-
-func (e *edgeRoutes) removeEdges(ctx context.Context, tenant int64, in []store.EdgeWrite) ([]store.EdgeOutcome, error) {
-	return e.store.RemoveEdges(ctx, tenant, e.k, in)
 }
 
 func (e *edgeRoutes) checkRoute() {

@@ -160,44 +160,6 @@ func (l *limits) rate(p tokens.Principal, policy string) tokens.Rate {
 	return rate
 }
 
-// request counts a request of the token, and sets the headers of what is left. It returns false if
-// the request exceeds the limit.
-func (l *limits) request(h http.Header, p tokens.Principal, policy string) bool {
-	rate := l.rate(p, policy)
-	if rate.Off() {
-		return true
-	}
-	q, ok := l.tokens.take(tokenKey{p.TenantID, p.Limits, policy}, rate, l.clock())
-	l.tell(h, policy, rate, q, ok)
-	return ok
-}
-
-// batch counts the operations of a batch, at most rate.N. request has counted the first of them. It
-// returns false if other batches have used up the limit.
-func (l *limits) batch(h http.Header, p tokens.Principal, operations int) bool {
-	rate := l.rate(p, policyWrite)
-	if rate.Off() {
-		return true
-	}
-	q, ok := l.tokens.more(tokenKey{p.TenantID, p.Limits, policyWrite}, rate, int64(operations)-1, l.clock())
-	h.Del(rateLimitPolicyHeader)
-	h.Del(rateLimitHeader)
-	l.tell(h, policyWrite, rate, q, ok)
-	return ok
-}
-
-// author counts a creation by a user. If the token's own writes are unlimited, for example an
-// importer's, it counts nothing.
-func (l *limits) author(h http.Header, p tokens.Principal, user event.ID) bool {
-	rate := l.cfg.RateAuthor
-	if rate.Off() || p.WriteRate != nil && p.WriteRate.Off() {
-		return true
-	}
-	q, ok := l.authors.take(authorKey{p.TenantID, user}, rate, l.clock())
-	l.tell(h, policyAuthor, rate, q, ok)
-	return ok
-}
-
 // mayGuess reports whether the API may look up a token from the address. It returns false if the
 // address has sent too many unknown tokens.
 func (l *limits) mayGuess(h http.Header, from netip.Prefix) bool {
@@ -250,40 +212,61 @@ func (l *limits) tell(h http.Header, policy string, rate tokens.Rate, q quota, o
 	}
 }
 
-// limitRequest counts the request against the limit of its token.
+// limitRequest counts the request against the limit of its token, and sets the headers of what is
+// left.
 func (s *server) limitRequest(h http.Header, p tokens.Principal, op route) error {
 	policy := policyRead
 	if op.writes() {
 		policy = policyWrite
 	}
-	if s.limits.request(h, p, policy) {
+	l := s.limits
+	rate := l.rate(p, policy)
+	if rate.Off() {
 		return nil
 	}
-	return s.rateLimited(policy)
+	q, ok := l.tokens.take(tokenKey{p.TenantID, p.Limits, policy}, rate, l.clock())
+	if l.tell(h, policy, rate, q, ok); !ok {
+		return s.rateLimited(policy)
+	}
+	return nil
 }
 
 func (s *server) rateLimited(policy string) error {
 	return s.problems.problem(codeRateLimited, "the token has used up its "+policy+"s for now")
 }
 
-// limitBatch counts the operations of a batch. It refuses a batch that exceeds a whole window,
-// because many later windows would pay for it.
+// limitBatch counts the operations of a batch, of which limitRequest has counted the first. It
+// refuses a batch that exceeds a whole window, because many later windows would pay for it.
 func (s *server) limitBatch(c caller, operations int) error {
-	if rate := s.limits.rate(c.Principal, policyWrite); !rate.Off() && int64(operations) > rate.N {
+	l := s.limits
+	rate := l.rate(c.Principal, policyWrite)
+	if rate.Off() {
+		return nil
+	}
+	if int64(operations) > rate.N {
 		return s.problems.problem(codeTooManyOperations,
 			fmt.Sprintf("the token may write %d times in %s, and the batch has %d operations", rate.N, rate.Window, operations))
 	}
-	if !s.limits.batch(c.answer, c.Principal, operations) {
+	q, ok := l.tokens.more(tokenKey{c.TenantID, c.Limits, policyWrite}, rate, int64(operations)-1, l.clock())
+	c.answer.Del(rateLimitPolicyHeader)
+	c.answer.Del(rateLimitHeader)
+	if l.tell(c.answer, policyWrite, rate, q, ok); !ok {
 		return s.rateLimited(policyWrite)
 	}
 	return nil
 }
 
-// limitAuthor counts a creation against the limit of the user.
+// limitAuthor counts a creation against the limit of the user. If the token's own writes are
+// unlimited, for example an importer's, it counts nothing.
 func (s *server) limitAuthor(ctx context.Context, user event.ID) error {
-	c := callerOf(ctx)
-	if s.limits.author(c.answer, c.Principal, user) {
+	c, l := callerOf(ctx), s.limits
+	rate := l.cfg.RateAuthor
+	if rate.Off() || c.WriteRate != nil && c.WriteRate.Off() {
 		return nil
 	}
-	return s.problems.problem(codeRateLimited, fmt.Sprintf("user %s has used up the limit of one user for now", user))
+	q, ok := l.authors.take(authorKey{c.TenantID, user}, rate, l.clock())
+	if l.tell(c.answer, policyAuthor, rate, q, ok); !ok {
+		return s.problems.problem(codeRateLimited, fmt.Sprintf("user %s has used up the limit of one user for now", user))
+	}
+	return nil
 }

@@ -105,9 +105,6 @@ func versionOf(ifMatch string) (version int64, ok bool) {
 	return v, true
 }
 
-// notModified reports whether If-None-Match names this version. Then a GET answers 304.
-func notModified(ifNoneMatch string, version int64) bool { return tagged(ifNoneMatch, etag(version)) }
-
 // tagged reports whether If-None-Match names the tag.
 func tagged(ifNoneMatch, is string) bool {
 	for tag := range strings.SplitSeq(ifNoneMatch, ",") {
@@ -118,8 +115,9 @@ func tagged(ifNoneMatch, is string) bool {
 	return false
 }
 
+// okOr304 returns the status of a GET, which is 304 if If-None-Match names this version.
 func okOr304(ifNoneMatch string, version int64) int {
-	if notModified(ifNoneMatch, version) {
+	if tagged(ifNoneMatch, etag(version)) {
 		return http.StatusNotModified
 	}
 	return http.StatusOK

@@ -20,6 +20,7 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/work"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/kinds/catalog"
 )
 
 //go:embed outbox/*.sql truth/*.sql consumers/*.sql projections/*.sql
@@ -290,4 +291,29 @@ func Hash() string {
 	}
 	h.Write(builtin)
 	return hex.EncodeToString(h.Sum(nil))[:16]
+}
+
+// makeKinds makes the missing tables of every kind in force. In a new database these are the
+// built-in kinds.
+func makeKinds(ctx context.Context, conn *pgx.Conn, set Set) error {
+	in := catalog.Truth
+	if set == Projections {
+		in = catalog.Projections
+	}
+	all := kinds.Builtin()
+	var added []byte
+	err := conn.QueryRow(ctx, in.StoredSQL()).Scan(&added)
+	if err == nil {
+		if all, err = all.ExtendJSON(added); err != nil {
+			return fmt.Errorf("this release cannot use the kinds in force: %w", err)
+		}
+	} else if !errors.Is(err, pgx.ErrNoRows) {
+		return fmt.Errorf("read the kinds in force: %w", err)
+	}
+	for _, s := range in.MakeTables(all) {
+		if _, err := conn.Exec(ctx, s.SQL, s.Args...); err != nil {
+			return fmt.Errorf("%s: %w", s.What, err)
+		}
+	}
+	return nil
 }

@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"maps"
 	"math/rand/v2"
+	"os"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -246,4 +248,14 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	r.setState(errors.New("stopped"))
 	return nil
+}
+
+// UseOneProcessor limits this process to one processor at a time, unless GOMAXPROCS is set. Use it
+// for a process that only runs a relay. A relay mostly waits for its two servers, some microseconds
+// at a time. On several processors, the Go runtime spends more on waking them than the work takes
+// (docs/performance.md). One processor publishes as fast as a broker accepts.
+func UseOneProcessor() {
+	if os.Getenv("GOMAXPROCS") == "" {
+		runtime.GOMAXPROCS(1)
+	}
 }

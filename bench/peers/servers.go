@@ -29,20 +29,20 @@ func postgresSettings() map[string]string {
 
 // newDatabase creates a database on the server, and returns its URL.
 func newDatabase(ctx context.Context, s *pglocal.Server, name string) (string, error) {
-	conn, err := pgx.Connect(ctx, s.URL("postgres"))
-	if err != nil {
-		return "", err
-	}
-	_, err = conn.Exec(ctx, "CREATE DATABASE "+pgx.Identifier{name}.Sanitize())
-	return s.URL(name), errors.Join(err, conn.Close(ctx))
+	return s.URL(name), execute(ctx, s, "CREATE DATABASE "+pgx.Identifier{name}.Sanitize())
 }
 
 func dropDatabase(ctx context.Context, s *pglocal.Server, name string) error {
+	return execute(ctx, s, "DROP DATABASE "+pgx.Identifier{name}.Sanitize()+" WITH (FORCE)")
+}
+
+// execute runs a statement on a connection of its own.
+func execute(ctx context.Context, s *pglocal.Server, sql string) error {
 	conn, err := pgx.Connect(ctx, s.URL("postgres"))
 	if err != nil {
 		return err
 	}
-	_, err = conn.Exec(ctx, "DROP DATABASE "+pgx.Identifier{name}.Sanitize()+" WITH (FORCE)")
+	_, err = conn.Exec(ctx, sql)
 	return errors.Join(err, conn.Close(ctx))
 }
 
@@ -109,12 +109,7 @@ func failOver(ctx context.Context, primary, standby *pglocal.Server) error {
 	if err := primary.Stop(); err != nil { // waits for its end
 		return err
 	}
-	conn, err := pgx.Connect(ctx, standby.URL("postgres"))
-	if err != nil {
-		return err
-	}
-	_, err = conn.Exec(ctx, `SELECT pg_promote(true, 60)`)
-	return errors.Join(err, conn.Close(ctx))
+	return execute(ctx, standby, `SELECT pg_promote(true, 60)`)
 }
 
 // anyHost returns the URL of a database on whichever of the servers accepts writes.

@@ -69,51 +69,30 @@ var (
 // Validate reports every value out of bounds.
 func (c Config) Validate() error {
 	var errs []error
-	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	if c.URL == "" {
-		bad("NATS_URL is empty")
-	}
-	if (c.TLSCert == "") != (c.TLSKey == "") {
-		bad("NATS_TLS_CERT and NATS_TLS_KEY: want both or none")
-	}
-	if c.InboxPrefix != "" && !inbox.MatchString(c.InboxPrefix) {
-		bad("NATS_INBOX_PREFIX is %q: want tokens of letters, digits, - and _ with dots between them", c.InboxPrefix)
-	}
-	if !streamName.MatchString(c.Stream) {
-		bad("NATS_STREAM is %q: want letters, digits, - and _", c.Stream)
-	}
-	if !token.MatchString(c.Prefix) {
-		bad("NATS_SUBJECT_PREFIX is %q: want one token of letters, digits, - and _", c.Prefix)
-	}
-	if !token.MatchString(c.LivePrefix) {
-		bad("NATS_LIVE_PREFIX is %q: want one token of letters, digits, - and _", c.LivePrefix)
-	}
-	if c.Prefix == c.LivePrefix {
-		bad("NATS_SUBJECT_PREFIX and NATS_LIVE_PREFIX are both %q: the stream would republish onto itself", c.Prefix)
-	}
-	if c.Source != "" && !source.MatchString(c.Source) {
-		bad("EVENT_SOURCE is %q: want /tidings, or /tidings/ and a name of at most 64 letters, digits, dots, - and _", c.Source)
-	}
-	if c.Replicas < 1 || c.Replicas > 5 {
-		bad("NATS_REPLICAS is %d: want 1 to 5", c.Replicas)
-	}
-	for _, t := range c.Tags {
-		if !tag.MatchString(t) {
-			bad("NATS_PLACEMENT_TAGS has %q: want tags without blanks, with commas between them", t)
+	bad := func(is bool, format string, args ...any) {
+		if is {
+			errs = append(errs, fmt.Errorf(format, args...))
 		}
 	}
-	if c.MaxAge != 0 && c.MaxAge < time.Minute {
-		bad("NATS_MAX_AGE is %s: want 0 or at least 1m", c.MaxAge)
+	bad(c.URL == "", "NATS_URL is empty")
+	bad((c.TLSCert == "") != (c.TLSKey == ""), "NATS_TLS_CERT and NATS_TLS_KEY: want both or none")
+	bad(c.InboxPrefix != "" && !inbox.MatchString(c.InboxPrefix),
+		"NATS_INBOX_PREFIX is %q: want tokens of letters, digits, - and _ with dots between them", c.InboxPrefix)
+	bad(!streamName.MatchString(c.Stream), "NATS_STREAM is %q: want letters, digits, - and _", c.Stream)
+	bad(!token.MatchString(c.Prefix), "NATS_SUBJECT_PREFIX is %q: want one token of letters, digits, - and _", c.Prefix)
+	bad(!token.MatchString(c.LivePrefix), "NATS_LIVE_PREFIX is %q: want one token of letters, digits, - and _", c.LivePrefix)
+	bad(c.Prefix == c.LivePrefix,
+		"NATS_SUBJECT_PREFIX and NATS_LIVE_PREFIX are both %q: the stream would republish onto itself", c.Prefix)
+	bad(c.Source != "" && !source.MatchString(c.Source),
+		"EVENT_SOURCE is %q: want /tidings, or /tidings/ and a name of at most 64 letters, digits, dots, - and _", c.Source)
+	bad(c.Replicas < 1 || c.Replicas > 5, "NATS_REPLICAS is %d: want 1 to 5", c.Replicas)
+	for _, t := range c.Tags {
+		bad(!tag.MatchString(t), "NATS_PLACEMENT_TAGS has %q: want tags without blanks, with commas between them", t)
 	}
-	if c.MaxBytes < -1 || c.MaxBytes == 0 {
-		bad("NATS_MAX_BYTES is %d: want -1 or more than 0", c.MaxBytes)
-	}
-	if c.Ping < 100*time.Millisecond {
-		bad("NATS_PING_INTERVAL is %s: want at least 100ms", c.Ping)
-	}
-	if c.Timeout <= 0 {
-		bad("NATS_TIMEOUT is %s: want more than 0", c.Timeout)
-	}
+	bad(c.MaxAge != 0 && c.MaxAge < time.Minute, "NATS_MAX_AGE is %s: want 0 or at least 1m", c.MaxAge)
+	bad(c.MaxBytes < -1 || c.MaxBytes == 0, "NATS_MAX_BYTES is %d: want -1 or more than 0", c.MaxBytes)
+	bad(c.Ping < 100*time.Millisecond, "NATS_PING_INTERVAL is %s: want at least 100ms", c.Ping)
+	bad(c.Timeout <= 0, "NATS_TIMEOUT is %s: want more than 0", c.Timeout)
 	return errors.Join(errs...)
 }
 

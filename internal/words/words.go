@@ -40,6 +40,14 @@ func Seconds(s float64) string {
 	return time.Duration(s * float64(time.Second)).Round(time.Second).String()
 }
 
+// Partitions names partitions by their sorted numbers: "partition 3", "partitions 0-2 5".
+func Partitions(numbers []int) string {
+	if len(numbers) == 1 {
+		return "partition " + Ranges(numbers)
+	}
+	return "partitions " + Ranges(numbers)
+}
+
 // Ranges formats sorted numbers, and joins consecutive ones: "0-3 7 9-31".
 func Ranges(numbers []int) string {
 	var all []string

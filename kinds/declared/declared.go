@@ -56,7 +56,7 @@ func Add(ctx context.Context, pool *pgxpool.Pool, r Request) (done Added, err er
 	}
 	err = postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		done = Added{}
-		if err := lock(ctx, tx); err != nil {
+		if err := catalog.LockNames(ctx, tx); err != nil {
 			return err
 		}
 		set, err := catalog.InForce(ctx, tx)
@@ -106,9 +106,6 @@ func Add(ctx context.Context, pool *pgxpool.Pool, r Request) (done Added, err er
 	return done, err
 }
 
-// lock makes callers of Add and Remove wait for each other, and for catalog.Apply.
-func lock(ctx context.Context, tx pgx.Tx) error { return catalog.LockNames(ctx, tx) }
-
 type head = versioned.Head[upstreams.Upstream]
 
 // heads returns the last versions of all upstreams, removed ones too, by name.
@@ -120,7 +117,7 @@ func heads(ctx context.Context, tx pgx.Tx) ([]head, error) {
 // has are published. It returns ErrNotFound. pool acts as the system role.
 func Remove(ctx context.Context, pool *pgxpool.Pool, name, actor, reason string) error {
 	return postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		if err := lock(ctx, tx); err != nil {
+		if err := catalog.LockNames(ctx, tx); err != nil {
 			return err
 		}
 		v, err := table.Get(ctx, tx, installation, versioned.Key{name})

@@ -15,16 +15,23 @@ import (
 	"sync"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/daemon"
+	"github.com/tidings/tidings/internal/postgres"
 	bounds "github.com/tidings/tidings/internal/shares"
 	"github.com/tidings/tidings/internal/tokens"
+	"github.com/tidings/tidings/kinds/catalog"
 	"github.com/tidings/tidings/ops/letters"
 	"github.com/tidings/tidings/ops/samples"
 	"github.com/tidings/tidings/ops/status"
 	"github.com/tidings/tidings/outbox"
+	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/store"
 )
 
@@ -102,7 +109,7 @@ func (c *Console) parse() error {
 	}
 	names := []string{"signin", "error", "act", "outcome"}
 	for _, p := range c.pages {
-		names = append(names, p.template())
+		names = append(names, p.name())
 	}
 	for _, name := range names {
 		t, err := base.Clone()
@@ -259,4 +266,35 @@ func (c *Console) signedIn(h func(*view) error) http.Handler {
 			c.fail(v, err)
 		}
 	})
+}
+
+// Config is the console's environment.
+type Config struct {
+	On       bool `env:"CONSOLE, default=false"`           // serve /console/
+	ReadOnly bool `env:"CONSOLE_READ_ONLY, default=false"` // offer and take no act
+	// TraceURL is the address of a trace viewer, with {trace_id} in place of the trace's id.
+	// Without it, an event's page shows the id alone.
+	TraceURL string `env:"CONSOLE_TRACE_URL"`
+}
+
+// Conns is the number of connections of each of the console's pools. Few are enough: all watchers
+// share one read per second, and few people act at once.
+const Conns = 4
+
+// Deps are the dependencies of the console. Both pools act as postgres.RoleSystem.
+type Deps struct {
+	Truth       *pgxpool.Pool
+	Projections *pgxpool.Pool
+	NATS        *nats.Conn
+	JetStream   jetstream.JetStream // on NATS; pages report when its servers are unavailable
+	Broker      broker.Config
+	Kinds       *catalog.Catalog // the kinds that the truth has in force
+	Fleet       []projections.Projection
+	Wake        func(slot int) // wakes the relay after a write that appended events; nil: the relay polls
+	// OwnerURL connects to the database of Projections with a login that owns its tables, for
+	// replays. If it is empty, the console names the command instead.
+	OwnerURL string
+	Postgres postgres.Config // for the connections of a replay
+	Keys     [][]byte        // encrypt sessions: the first key seals, every key opens; from api.Config.CursorKeys
+	Log      *slog.Logger
 }

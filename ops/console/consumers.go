@@ -159,9 +159,9 @@ func (c *Console) underway(act, target string) *underway {
 // Grows describes how the lag changes.
 func (r consumerRow) Grows() string { return r.Trend.Says(r.Messages, age) }
 
-// consumerOf returns the consumer that the form names.
-func (c *Console) consumerOf(in url.Values) (projections.Projection, error) {
-	i := slices.IndexFunc(c.deps.Fleet, func(p projections.Projection) bool { return p.Name() == in.Get("consumer") })
+// projection returns the projection of that name, which is also its consumer's.
+func (c *Console) projection(name string) (projections.Projection, error) {
+	i := slices.IndexFunc(c.deps.Fleet, func(p projections.Projection) bool { return p.Name() == name })
 	if i < 0 {
 		return nil, errNotFound
 	}
@@ -171,7 +171,7 @@ func (c *Console) consumerOf(in url.Values) (projections.Projection, error) {
 // prepareConsumer describes an act on a consumer.
 func (c *Console) prepareConsumer(says ...string) func(context.Context, *view, url.Values) (subject, error) {
 	return func(_ context.Context, _ *view, in url.Values) (subject, error) {
-		p, err := c.consumerOf(in)
+		p, err := c.projection(in.Get("consumer"))
 		if err != nil {
 			return subject{}, err
 		}
@@ -197,7 +197,7 @@ func (c *Console) doResume(ctx context.Context, d *doing) (string, error) {
 
 // doVerify compares the consumer's projection with the truth.
 func (c *Console) doVerify(ctx context.Context, d *doing) (string, error) {
-	p, err := c.consumerOf(url.Values{"consumer": {d.Act.Target}})
+	p, err := c.projection(d.Act.Target)
 	if err != nil {
 		return "", err
 	}

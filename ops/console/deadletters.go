@@ -44,10 +44,7 @@ func (c *Console) deadGroupsData(ctx context.Context, v *view) (any, error) {
 	}
 	f := letters.GroupFilter{TenantID: tenant, Source: v.query("source"), Consumer: v.query("consumer"),
 		EventType: v.query("type"), Text: v.query("q")}
-	p := deadGroupsPage{Any: f.Source+f.Consumer+f.EventType+f.Text != ""}
-	for _, projection := range c.deps.Fleet {
-		p.Consumers = append(p.Consumers, projection.Name())
-	}
+	p := deadGroupsPage{Any: f.Source+f.Consumer+f.EventType+f.Text != "", Consumers: c.observer.src.Consumers}
 	if before := v.query("before"); before != "" {
 		at, id, _ := strings.Cut(before, "_")
 		last, err := time.Parse(time.RFC3339Nano, at)
@@ -171,10 +168,7 @@ func (c *Console) deadLettersData(ctx context.Context, v *view) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := deadLettersPage{Asked: a, In: url.Values{}}
-	for _, projection := range c.deps.Fleet {
-		p.Consumers = append(p.Consumers, projection.Name())
-	}
+	p := deadLettersPage{Asked: a, In: url.Values{}, Consumers: c.observer.src.Consumers}
 	for _, name := range []string{"tenant", "source", "group", "consumer", "aggregate", "aggregate_id", "type", "from", "until"} {
 		if s := v.query(name); s != "" {
 			p.In.Set(name, s)

@@ -376,12 +376,7 @@ func entityWords(k projections.Key) string {
 // repairTarget reads the entity to repair from a form. A tenant's admin may repair only entities of
 // its tenant.
 func (c *Console) repairTarget(who tokens.Principal, in url.Values) (p projections.Projection, key projections.Key, err error) {
-	for _, f := range c.deps.Fleet {
-		if f.Name() == in.Get("projection") {
-			p = f
-		}
-	}
-	if p == nil {
+	if p, err = c.projection(in.Get("projection")); err != nil {
 		return nil, key, &inputError{fmt.Sprintf("No projection has the name %.40q.", in.Get("projection"))}
 	}
 	if err := json.Unmarshal([]byte(in.Get("key")), &key); err != nil || key.TenantID <= 0 || key.Step != "" {

@@ -199,7 +199,7 @@ func (h *hub) read(ctx context.Context, f *feed) (html []byte, trouble string) {
 		name, fr.Data = "trouble", p
 	}
 	var b bytes.Buffer
-	t := h.c.templates[f.page.template()]
+	t := h.c.templates[f.page.name()]
 	if err := errors.Join(t.ExecuteTemplate(&b, "health", fr), t.ExecuteTemplate(&b, name, fr)); err != nil {
 		h.c.log.ErrorContext(ctx, "live page not rendered", "page", f.page.name(), "err", err, "runbook", "ConsoleFails")
 		return nil, "The console failed"

@@ -610,22 +610,40 @@ func yes(b bool) string {
 	return "no"
 }
 
-type threadsPage struct {
+// moderatedPage is what the pages about one moderated kind share.
+type moderatedPage struct {
 	Tenant int64
 	Kind   kinds.Child
 	Kinds  []kinds.Child
-	Rows   []threadcache.Waiting
 	Next   string
+}
+
+// moderatedPage reads the kind that the reader chose.
+func (c *Console) moderatedPage(v *view, tenant int64) (p moderatedPage, err error) {
+	p.Tenant = tenant
+	for _, k := range c.deps.Kinds.Now().AllChildren() {
+		if k.Moderated {
+			p.Kinds = append(p.Kinds, k)
+		}
+	}
+	p.Kind, err = c.moderated(v.query("kind"))
+	return p, err
+}
+
+type threadsPage struct {
+	moderatedPage
+	Rows []threadcache.Waiting
 }
 
 // threadsData lists the threads with pending children.
 func (c *Console) threadsData(ctx context.Context, v *view) (any, error) {
-	p := threadsPage{}
-	var err error
-	if p.Tenant, err = v.tenant(); err != nil {
+	tenant, err := v.tenant()
+	if err != nil {
 		return nil, err
 	}
-	if p.Kind, p.Kinds, err = c.moderatedKinds(v); err != nil || p.Tenant == 0 {
+	of, err := c.moderatedPage(v, tenant)
+	p := threadsPage{moderatedPage: of}
+	if err != nil || p.Tenant == 0 {
 		return p, err
 	}
 	var after event.ID
@@ -645,32 +663,20 @@ func (c *Console) threadsData(ctx context.Context, v *view) (any, error) {
 	return p, err
 }
 
-func (c *Console) moderatedKinds(v *view) (here kinds.Child, all []kinds.Child, err error) {
-	for _, k := range c.deps.Kinds.Now().AllChildren() {
-		if k.Moderated {
-			all = append(all, k)
-		}
-	}
-	here, err = c.moderated(v.query("kind"))
-	return here, all, err
-}
-
 type decisionsPage struct {
-	Tenant int64
-	Kind   kinds.Child
-	Kinds  []kinds.Child
-	Rows   []history.Decision
-	Next   string
+	moderatedPage
+	Rows []history.Decision
 }
 
 // decisionsData lists the decisions of moderators, from the histories.
 func (c *Console) decisionsData(ctx context.Context, v *view) (any, error) {
-	p := decisionsPage{}
-	var err error
-	if p.Tenant, err = v.tenant(); err != nil {
+	tenant, err := v.tenant()
+	if err != nil {
 		return nil, err
 	}
-	if p.Kind, p.Kinds, err = c.moderatedKinds(v); err != nil || p.Tenant == 0 {
+	of, err := c.moderatedPage(v, tenant)
+	p := decisionsPage{moderatedPage: of}
+	if err != nil || p.Tenant == 0 {
 		return p, err
 	}
 	before, err := v.queryInt("before")

@@ -30,7 +30,7 @@ var errNoOwner = &problem{http.StatusConflict, "The console has no login that ow
 // prepareReplay describes what a replay reads and builds. It omits figures that it does not get
 // within planWait.
 func (c *Console) prepareReplay(ctx context.Context, _ *view, in url.Values) (subject, error) {
-	p, err := c.consumerOf(in)
+	p, err := c.projection(in.Get("consumer"))
 	if err != nil {
 		return subject{}, err
 	}
@@ -76,7 +76,7 @@ func replayPlan(r replay.Report) string {
 
 // doReplay rebuilds the consumer's projection and switches to the new tables.
 func (c *Console) doReplay(ctx context.Context, d *doing) (string, error) {
-	p, err := c.consumerOf(url.Values{"consumer": {d.Act.Target}})
+	p, err := c.projection(d.Act.Target)
 	if err != nil {
 		return "", err
 	}

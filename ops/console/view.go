@@ -44,8 +44,6 @@ func (p *page) name() string {
 // isLive reports whether the view of the page is live.
 func (p *page) isLive(v *view) bool { return p.live && (p.follows == nil || p.follows(v)) }
 
-func (p *page) template() string { return p.name() }
-
 // view is one request of a reader who is signed in. The hub also uses one view for a live page that
 // several readers share.
 type view struct {
@@ -339,7 +337,7 @@ func (c *Console) showPage(v *view, p *page) error {
 	if p.isLive(v) {
 		f.LiveURL = (&url.URL{Path: root + "live/" + p.name(), RawQuery: v.r.URL.RawQuery}).String()
 	}
-	c.renderFrame(v, status, p.template(), f)
+	c.renderFrame(v, status, p.name(), f)
 	return nil
 }
 

@@ -120,11 +120,11 @@ func (e *eraser) redactEdges(ctx context.Context) error {
 
 // forgetProjected deletes the person's edges from the consumers' tables or, with dryRun, counts
 // them. Dead letters go first, because the retry of one would write the edge again.
-func (e *eraser) forgetProjected(ctx context.Context, dryRun bool, add func(store string, n int)) error {
+func (e *eraser) forgetProjected(ctx context.Context, dryRun bool, counts tally) error {
 	for _, k := range e.edges {
 		n, err := consumers.DropDeadLetters(ctx, e.Projections, e.o.TenantID, k.Name, dryRun, e.by, e.o.Reason,
 			func(payload []byte) bool { return k.names(payload, e.o.AuthorID) })
-		add(DeadLetters, n)
+		counts.add(DeadLetters, n)
 		if err != nil {
 			return err
 		}
@@ -136,7 +136,7 @@ func (e *eraser) forgetProjected(ctx context.Context, dryRun bool, add func(stor
 					if n, next, err = e.forget(ctx, p, of, *next, dryRun); err != nil {
 						return err
 					}
-					add(p.Name(), int(n))
+					counts.add(p.Name(), int(n))
 				}
 			}
 		}

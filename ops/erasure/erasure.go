@@ -205,11 +205,17 @@ func (e *eraser) at(step string) error {
 	return nil
 }
 
-func (e *eraser) count(store string, n int) {
+// tally counts rows and messages by store. It has no store without any.
+type tally map[string]int
+
+func (t tally) add(store string, n int) {
 	if n > 0 {
-		e.report.Counts[store] += n
+		t[store] += n
 	}
 }
+
+// count counts in the report.
+func (e *eraser) count(store string, n int) { tally(e.report.Counts).add(store, n) }
 
 func (e *eraser) run(ctx context.Context) error {
 	if err := e.begin(ctx); err != nil {
@@ -658,14 +664,9 @@ func (e *eraser) notPast(ctx context.Context, found onStream) (waiting []string,
 
 // redactProjections redacts the consumers' tables or, with dryRun, counts the rows to redact. Dead
 // letters go first, because the retry of one would write the others.
-func (e *eraser) redactProjections(ctx context.Context, dryRun bool, counts map[string]int) error {
-	add := func(store string, n int) {
-		if n > 0 {
-			counts[store] += n
-		}
-	}
+func (e *eraser) redactProjections(ctx context.Context, dryRun bool, counts tally) error {
 	n, err := consumers.RedactDeadLetters(ctx, e.Projections, e.o.TenantID, dryRun, e.redactLetter)
-	add(DeadLetters, n)
+	counts.add(DeadLetters, n)
 	if err != nil {
 		return err
 	}
@@ -673,7 +674,7 @@ func (e *eraser) redactProjections(ctx context.Context, dryRun bool, counts map[
 	for _, kind := range slices.Sorted(maps.Keys(about)) {
 		for some := range slices.Chunk(about[kind], slice) {
 			n, err := consumers.BlankErrors(ctx, e.Projections, e.o.TenantID, kind, some, dryRun)
-			if add(DeadLetters, int(n)); err != nil {
+			if counts.add(DeadLetters, int(n)); err != nil {
 				return err
 			}
 		}
@@ -692,13 +693,13 @@ func (e *eraser) redactProjections(ctx context.Context, dryRun bool, counts map[
 			}); err != nil {
 				return err
 			}
-			add(p.Name(), int(n))
+			counts.add(p.Name(), int(n))
 		}
 	}
-	if err := e.redactProjectedActs(ctx, dryRun, add); err != nil {
+	if err := e.redactProjectedActs(ctx, dryRun, counts); err != nil {
 		return err
 	}
-	return e.forgetProjected(ctx, dryRun, add)
+	return e.forgetProjected(ctx, dryRun, counts)
 }
 
 // redactLetter is redact for a dead letter. It leaves the dead letter of an edge of the person,
@@ -723,7 +724,7 @@ func (e *eraser) redactLetter(aggregateType string, payload []byte, headers map[
 
 // redactProjectedActs replaces the person as the actor in the consumers' tables or, with dryRun,
 // counts the rows.
-func (e *eraser) redactProjectedActs(ctx context.Context, dryRun bool, add func(store string, n int)) error {
+func (e *eraser) redactProjectedActs(ctx context.Context, dryRun bool, counts tally) error {
 	for _, p := range e.Fleet {
 		for after := any(nil); ; {
 			var n int64
@@ -734,7 +735,7 @@ func (e *eraser) redactProjectedActs(ctx context.Context, dryRun bool, add func(
 			}); err != nil {
 				return err
 			}
-			add(p.Name(), int(n))
+			counts.add(p.Name(), int(n))
 			if after = next; after == nil {
 				break
 			}

@@ -13,13 +13,13 @@ import (
 // scanAll searches every store for remains of the erased children and of the edges, and returns
 // their number by store. The map is empty if no store has any. scanAll reads the stream before the
 // projections, so a consumer that begins to read afterward reads no content.
-func (e *eraser) scanAll(ctx context.Context) (map[string]int, error) {
-	left := make(map[string]int)
-	if active, err := e.countEdges(ctx); err != nil {
+func (e *eraser) scanAll(ctx context.Context) (tally, error) {
+	left := make(tally)
+	active, err := e.countEdges(ctx)
+	if err != nil {
 		return nil, err
-	} else if active > 0 {
-		left[Edges] = active
 	}
+	left.add(Edges, active)
 	for _, k := range e.found() {
 		if err := e.store.AuthorChildren(ctx, e.o.TenantID, k.Child, e.o.AuthorID, func(all []store.AuthorChild) error {
 			for _, c := range all {
@@ -32,36 +32,16 @@ func (e *eraser) scanAll(ctx context.Context) (map[string]int, error) {
 			return nil, err
 		}
 	}
-	if err := e.countKeys(ctx, left); err != nil {
-		return nil, err
-	}
-	if err := e.countActs(ctx, left); err != nil {
-		return nil, err
-	}
-	if err := e.countMessages(ctx, left); err != nil {
-		return nil, err
-	}
-	found, err := e.scan(ctx)
+	found, err := e.countRecords(ctx, left)
 	if err != nil {
 		return nil, err
-	}
-	if found.left > 0 {
-		left[Stream] = found.left
 	}
 	behind, err := e.notPast(ctx, found)
 	if err != nil {
 		return nil, err
 	}
-	if len(behind) > 0 { // a new consumer
-		left[Stream] += len(behind)
-	}
-	if err := e.redactProjections(ctx, true, left); err != nil {
-		return nil, err
-	}
-	if err := e.deleteLetters(ctx, true, left); err != nil {
-		return nil, err
-	}
-	if err := e.countCold(ctx, left); err != nil {
+	left.add(Stream, len(behind)) // of new consumers
+	if err := e.countDerived(ctx, left); err != nil {
 		return nil, err
 	}
 	if e.Excluded != nil {
@@ -70,7 +50,31 @@ func (e *eraser) scanAll(ctx context.Context) (map[string]int, error) {
 	return left, err
 }
 
-func (e *eraser) countKeys(ctx context.Context, left map[string]int) error {
+// countRecords counts the keys, the acts and the messages of the truth, and the messages of the
+// streams, which it also returns.
+func (e *eraser) countRecords(ctx context.Context, left tally) (found onStream, err error) {
+	for _, count := range []func(context.Context, tally) error{e.countKeys, e.countActs, e.countMessages} {
+		if err := count(ctx, left); err != nil {
+			return found, err
+		}
+	}
+	found, err = e.scan(ctx)
+	left.add(Stream, found.left)
+	return found, err
+}
+
+// countDerived counts what consumers, subscribers and the cold store keep.
+func (e *eraser) countDerived(ctx context.Context, left tally) error {
+	if err := e.redactProjections(ctx, true, left); err != nil {
+		return err
+	}
+	if err := e.deleteLetters(ctx, true, left); err != nil {
+		return err
+	}
+	return e.countCold(ctx, left)
+}
+
+func (e *eraser) countKeys(ctx context.Context, left tally) error {
 	for _, k := range e.found() {
 		if err := e.store.AuthorKeys(ctx, e.o.TenantID, k.Child, e.o.AuthorID, func(byKey map[string]string) error {
 			for _, id := range byKey {
@@ -88,7 +92,7 @@ func (e *eraser) countKeys(ctx context.Context, left map[string]int) error {
 
 // countMessages reads all tables in one snapshot, so a message that moves between them is in
 // exactly one of them.
-func (e *eraser) countMessages(ctx context.Context, left map[string]int) error {
+func (e *eraser) countMessages(ctx context.Context, left tally) error {
 	return postgres.InTx(ctx, e.Truth, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 		for _, t := range tables { // reset after a failed attempt
 			delete(left, t.store)
@@ -109,42 +113,34 @@ func (e *eraser) countMessages(ctx context.Context, left map[string]int) error {
 		if err := e.sweepDead(ctx, tx, &removals, &dead); err != nil {
 			return err
 		}
-		if dead > 0 {
-			left[DLQ] += dead
-		}
+		left.add(DLQ, dead)
 		return nil
 	})
 }
 
-func (e *eraser) countCold(ctx context.Context, left map[string]int) error {
+func (e *eraser) countCold(ctx context.Context, left tally) error {
 	r, err := e.cold(ctx, true)
 	if e.o.DryRun { // it counts rows alone
 		r.Remains = 0
 	}
-	if n := r.Rows + r.Remains; n > 0 {
-		left[Cold] = n
-	}
+	left.add(Cold, r.Rows+r.Remains)
 	return err
 }
 
-func (e *eraser) countActs(ctx context.Context, left map[string]int) error {
+func (e *eraser) countActs(ctx context.Context, left tally) error {
 	n, err := e.store.RedactActor(ctx, e.o.TenantID, e.person, true, e.Fence)
-	if n > 0 {
-		left[Acts] = int(n)
-	}
+	left.add(Acts, int(n))
 	return err
 }
 
 // dryRun counts what an erasure would change now.
 func (e *eraser) dryRun(ctx context.Context) error {
-	counts := e.report.Counts
+	counts := tally(e.report.Counts)
 	if _, err := e.countEdges(ctx); err != nil {
 		return err
 	}
 	for _, k := range e.edges {
-		if len(k.last) > 0 {
-			counts[Edges] += len(k.last)
-		}
+		counts.add(Edges, len(k.last))
 	}
 	for _, k := range e.kinds {
 		if err := e.store.AuthorChildren(ctx, e.o.TenantID, k.Child, e.o.AuthorID, func(all []store.AuthorChild) error {
@@ -159,27 +155,8 @@ func (e *eraser) dryRun(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := e.countKeys(ctx, counts); err != nil {
+	if _, err := e.countRecords(ctx, counts); err != nil {
 		return err
 	}
-	if err := e.countActs(ctx, counts); err != nil {
-		return err
-	}
-	if err := e.countMessages(ctx, counts); err != nil {
-		return err
-	}
-	found, err := e.scan(ctx)
-	if err != nil {
-		return err
-	}
-	if found.left > 0 {
-		counts[Stream] = found.left
-	}
-	if err := e.redactProjections(ctx, true, counts); err != nil {
-		return err
-	}
-	if err := e.deleteLetters(ctx, true, counts); err != nil {
-		return err
-	}
-	return e.countCold(ctx, counts)
+	return e.countDerived(ctx, counts)
 }

@@ -178,7 +178,7 @@ func (e *eraser) deleteDoomed(ctx context.Context, found onStream) error {
 // deleteLetters deletes the dead letters of subscribers with content of an erased child, or of an
 // edge of the person; with dryRun it only counts them. It runs after their events are recorded as
 // erased: a subscriber that stores one later finds the record, and deletes the letter itself.
-func (e *eraser) deleteLetters(ctx context.Context, dryRun bool, counts map[string]int) error {
+func (e *eraser) deleteLetters(ctx context.Context, dryRun bool, counts tally) error {
 	doomed := func(subject string, headers map[string][]string, data []byte) (bool, error) {
 		ev, fault := event.Decode(subject, headers, nil)
 		if ev.TenantID != e.o.TenantID {
@@ -191,9 +191,7 @@ func (e *eraser) deleteLetters(ctx context.Context, dryRun bool, counts map[stri
 		return off, err
 	}
 	n, err := broker.EraseLetters(ctx, e.JetStream, e.Broker, dryRun, doomed)
-	if n > 0 {
-		counts[SubscriberLetters] += n
-	}
+	counts.add(SubscriberLetters, n)
 	return err
 }
 

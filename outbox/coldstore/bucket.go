@@ -178,13 +178,22 @@ func (b *bucket) copy(ctx context.Context, to, from string) error {
 
 // list returns the keys that begin with prefix.
 func (b *bucket) list(ctx context.Context, prefix string) ([]string, error) {
+	return keys(ctx, "list", prefix, b.place.list)
+}
+
+// unfinished returns the keys of the uploads that begin with prefix.
+func (b *bucket) unfinished(ctx context.Context, prefix string) ([]string, error) {
+	return keys(ctx, "list the uploads to", prefix, b.uploads)
+}
+
+func keys(ctx context.Context, what, prefix string, list func(ctx context.Context, prefix string) ([]string, error)) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, objectTimeout)
 	defer cancel()
-	keys, err := b.place.list(ctx, prefix)
+	all, err := list(ctx, prefix)
 	if err != nil {
-		return nil, fmt.Errorf("list %s: %w", prefix, err)
+		return nil, fmt.Errorf("%s %s: %w", what, prefix, err)
 	}
-	return keys, nil
+	return all, nil
 }
 
 // exportKey matches the keys of an export's files: its directory, which ends with its id.
@@ -208,17 +217,6 @@ func (b *bucket) exports(ctx context.Context) (map[string]string, error) {
 		}
 	}
 	return dirs, nil
-}
-
-// unfinished returns the keys of the uploads that begin with prefix.
-func (b *bucket) unfinished(ctx context.Context, prefix string) ([]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, objectTimeout)
-	defer cancel()
-	keys, err := b.uploads(ctx, prefix)
-	if err != nil {
-		return nil, fmt.Errorf("list the uploads to %s: %w", prefix, err)
-	}
-	return keys, nil
 }
 
 // remove deletes everything below a directory, and returns the number of objects deleted. Uploads

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"iter"
 	"reflect"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -169,7 +170,7 @@ type comparison struct {
 	report func(projections.Difference)
 }
 
-// beside compares an edge of both sides, either of which may be nil.
+// diffEdge compares an edge of both sides, either of which may be nil.
 func diffEdge(k kinds.Edge, want, got *edgeRow) projections.Diff {
 	of := cmp.Or(want, got)
 	var none edgeRow
@@ -210,14 +211,17 @@ func (c comparison) counts(want, got *store.Counts) {
 	if got == nil {
 		got = &zero
 	}
-	differ := func(object, field string, want, got int64) {
-		projections.Difference{
-			Projection: Name, TenantID: present.TenantID, Entity: fmt.Sprintf("counts of %s %s", object, present.ID),
-			Key: projections.Key{Type: c.kind.Name, TenantID: present.TenantID, Aggregate: present.ID},
-		}.Differ(c.report, field, want, got)
-	}
-	differ(c.kind.To, c.kind.Reverse, want.Incoming, got.Incoming)
-	differ(c.kind.From, c.kind.Forward, want.Outgoing, got.Outgoing)
+	o := object{present.TenantID, present.ID}
+	c.differ(c.kind.To, o, c.kind.Reverse, want.Incoming, got.Incoming)
+	c.differ(c.kind.From, o, c.kind.Forward, want.Outgoing, got.Outgoing)
+}
+
+// differ reports a difference in what edges say about an object of a type.
+func (c comparison) differ(objectType string, o object, field string, want, got any) {
+	projections.Difference{
+		Projection: Name, TenantID: o.tenant, Entity: fmt.Sprintf("counts of %s %s", objectType, o.id),
+		Key: projections.Key{Type: c.kind.Name, TenantID: o.tenant, Aggregate: o.id},
+	}.Differ(c.report, field, want, got)
 }
 
 func orNone(s *string) string {
@@ -234,4 +238,27 @@ func sameJSON(a, b []byte) bool {
 	}
 	var x, y any
 	return json.Unmarshal(a, &x) == nil && json.Unmarshal(b, &y) == nil && reflect.DeepEqual(x, y)
+}
+
+// Tables returns the projection's tables, which a replay rebuilds.
+func (Projection) Tables() []string {
+	return []string{"edge_lists", "edge_shards", "edge_counts", "edge_aggregates", "child_ranks"}
+}
+
+// Truth yields one event per edge and per ranked child of the truth, with its current state, in
+// bounded memory. The pool acts as the system role.
+func (p Projection) Truth(ctx context.Context, truth *pgxpool.Pool) iter.Seq2[event.Event, error] {
+	var all []iter.Seq2[event.Event, error]
+	for _, k := range p.kinds().AllEdges() {
+		all = append(all, store.EdgeEvents(k, store.ScanEdges(ctx, truth, k, nil, 0)))
+	}
+	for _, k := range ranked(p.kinds()) {
+		all = append(all, store.ChildEvents(k, store.ScanChildren(ctx, truth, k, nil, 0)))
+	}
+	return projections.Concat(all...)
+}
+
+// ranked returns the kinds of children that edges rank.
+func ranked(set *kinds.Set) []kinds.Child {
+	return slices.DeleteFunc(set.AllChildren(), func(k kinds.Child) bool { return k.RankedBy == "" })
 }

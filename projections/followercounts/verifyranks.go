@@ -55,7 +55,8 @@ func (c comparison) verifySums(ctx context.Context, truth, projection *pgxpool.P
 		(*sumRow).compare, func(want, got *sumRow) {
 			checked++
 			of := cmp.Or(want, got)
-			c.differ(object{of.TenantID, of.Object}, sumField(of.Attribute, of.Value), sumOf(of.Value, want), sumOf(of.Value, got))
+			c.differ(c.kind.To, object{of.TenantID, of.Object}, sumField(of.Attribute, of.Value), sumOf(of.Value, want),
+				sumOf(of.Value, got))
 		})
 	return checked, err
 }
@@ -76,14 +77,6 @@ func sumOf(value string, r *sumRow) string {
 		return fmt.Sprint(r.Count)
 	}
 	return fmt.Sprintf("%d with a sum of %d", r.Count, r.Sum)
-}
-
-// differ reports a difference in what edges say about their target.
-func (c comparison) differ(o object, field string, want, got any) {
-	projections.Difference{
-		Projection: Name, TenantID: o.tenant, Entity: fmt.Sprintf("counts of %s %s", c.kind.To, o.id),
-		Key: projections.Key{Type: c.kind.Name, TenantID: o.tenant, Aggregate: o.id},
-	}.Differ(c.report, field, want, got)
 }
 
 // windowSumsSQL compares the aggregates of objects that have few edges with the edges. One
@@ -116,7 +109,7 @@ func (c comparison) windowSums(ctx context.Context, projection *pgxpool.Pool, se
 	var want, got sumRow
 	if _, err := pgx.ForEachRow(rows, []any{&want.TenantID, &want.Object, &want.Attribute, &want.Value, &want.Count, &want.Sum,
 		&got.Count, &got.Sum}, func() error {
-		c.differ(object{want.TenantID, want.Object}, sumField(want.Attribute, want.Value), sumOf(want.Value, &want),
+		c.differ(c.kind.To, object{want.TenantID, want.Object}, sumField(want.Attribute, want.Value), sumOf(want.Value, &want),
 			sumOf(want.Value, &got))
 		return nil
 	}); err != nil {
@@ -165,7 +158,7 @@ func (c comparison) verifyScores(ctx context.Context, child kinds.Child, truth, 
 		func(want, got *scoreRow) {
 			checked++
 			of := cmp.Or(want, got)
-			c.differ(object{of.TenantID, event.ID(of.Child)}, "score", cmp.Or(want, &none).Score, cmp.Or(got, &none).Score)
+			c.differ(c.kind.To, object{of.TenantID, event.ID(of.Child)}, "score", cmp.Or(want, &none).Score, cmp.Or(got, &none).Score)
 		})
 	return checked, err
 }
@@ -183,7 +176,7 @@ func (c comparison) windowScores(ctx context.Context, child kinds.Child, project
 	var row scoreRow
 	var got int64
 	if _, err := pgx.ForEachRow(rows, []any{&row.TenantID, &row.Child, &row.Score, &got}, func() error {
-		c.differ(object{row.TenantID, event.ID(row.Child)}, "score", row.Score, got)
+		c.differ(c.kind.To, object{row.TenantID, event.ID(row.Child)}, "score", row.Score, got)
 		return nil
 	}); err != nil {
 		return fmt.Errorf("compare the scores of a window: %w", err)

@@ -35,19 +35,8 @@ func InspectChild(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.
 	if err != nil {
 		return projections.Diff{}, err
 	}
-	var want *headRow
-	for i := range states {
-		want = childHead(&states[i])
-	}
-	got, err := lastOf(ctx, projection, Children(k), tenant, versioned.Key{id}, ofChildren(k, purgedChildSQL),
-		pgx.StrictNamedArgs{"tenant": tenant, "child": id})
-	if err != nil || want == nil && (got == nil || got.Deleted) {
-		return projections.Diff{}, err
-	}
-	if got != nil {
-		got.Child = id
-	}
-	return diffHead(k.Name, want, got), nil
+	return inspect(ctx, projection, Children(k), states, childHead, headRow{TenantID: tenant, Child: id}, versioned.Key{id},
+		ofChildren(k, purgedChildSQL), pgx.StrictNamedArgs{"tenant": tenant, "child": id})
 }
 
 // InspectEdge is like InspectChild for an edge.
@@ -57,35 +46,41 @@ func InspectEdge(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.E
 	if err != nil {
 		return projections.Diff{}, err
 	}
+	return inspect(ctx, projection, Edges(k), states, edgeHead, headRow{TenantID: tenant, From: from, To: to}, versioned.Key{from, to},
+		ofEdges(k, purgedEdgeSQL), pgx.StrictNamedArgs{"tenant": tenant, "from": from, "to": to})
+}
+
+// inspect compares the state of an entity, if there is one, with the last version of its history.
+// of has the entity's key.
+func inspect[T any](ctx context.Context, projection *pgxpool.Pool, t *Table[T], states []store.State[T],
+	head func(*store.State[T]) *headRow, of headRow, key versioned.Key, purgedSQL string,
+	args pgx.StrictNamedArgs) (projections.Diff, error) {
 	var want *headRow
 	for i := range states {
-		want = edgeHead(&states[i])
+		want = head(&states[i])
 	}
-	got, err := lastOf(ctx, projection, Edges(k), tenant, versioned.Key{from, to}, ofEdges(k, purgedEdgeSQL),
-		pgx.StrictNamedArgs{"tenant": tenant, "from": from, "to": to})
+	got, err := lastOf(ctx, projection, t, of, key, purgedSQL, args)
 	if err != nil || want == nil && (got == nil || got.Deleted) {
 		return projections.Diff{}, err
 	}
-	if got != nil {
-		got.From, got.To = from, to
-	}
-	return diffHead(k.Name, want, got), nil
+	return diffHead(t.kind, want, got), nil
 }
 
-// lastOf returns the last version of a history, also of a purged one, or nil if there was no
-// history.
-func lastOf[T any](ctx context.Context, projection *pgxpool.Pool, t *Table[T], tenant int64, key versioned.Key, purgedSQL string,
+// lastOf returns the last version of an entity's history, also of a purged one, or nil if there was
+// no history.
+func lastOf[T any](ctx context.Context, projection *pgxpool.Pool, t *Table[T], of headRow, key versioned.Key, purgedSQL string,
 	args pgx.StrictNamedArgs) (h *headRow, err error) {
 	err = postgres.InTx(ctx, projection, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		last, err := t.raw.Recent(ctx, tx, tenant, key, math.MaxInt64, 1)
+		last, err := t.raw.Recent(ctx, tx, of.TenantID, key, math.MaxInt64, 1)
 		if err != nil {
 			return err
 		}
+		h = &of
 		if len(last) > 0 {
-			h = &headRow{TenantID: tenant, Version: last[0].Position, Deleted: last[0].Metadata.VersionState == versioned.Deleted}
+			h.Version, h.Deleted = last[0].Position, last[0].Metadata.VersionState == versioned.Deleted
 			return nil
 		}
-		h = &headRow{TenantID: tenant, Deleted: true}
+		h.Deleted = true
 		err = tx.QueryRow(ctx, purgedSQL, args).Scan(&h.Version)
 		if errors.Is(err, pgx.ErrNoRows) {
 			h, err = nil, nil
@@ -93,7 +88,7 @@ func lastOf[T any](ctx context.Context, projection *pgxpool.Pool, t *Table[T], t
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("inspect the history of %s %v of tenant %d: %w", t.kind, key, tenant, err)
+		return nil, fmt.Errorf("inspect the history of %s %v of tenant %d: %w", t.kind, key, of.TenantID, err)
 	}
 	return h, nil
 }

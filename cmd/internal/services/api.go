@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/sethvargo/go-envconfig"
 	"golang.org/x/sync/errgroup"
 
@@ -94,24 +93,29 @@ func (cfg apiConfig) serve(ctx context.Context, h daemon.Host, l net.Listener) e
 		return err
 	}
 	defer closeConsole()
-	h.Metrics.MustRegister(certificates(cfg, truth, projections), broker.NewCredentials(cfg.Broker.Credentials))
+	h.Metrics.MustRegister(daemon.NewCertificates(map[string]daemon.Expiry{
+		"api": daemon.FileExpiry(cfg.API.TLSCert), "nats": daemon.FileExpiry(cfg.Broker.TLSCert),
+		"postgres": postgres.CertificateExpiry(truth), "postgres_projections": postgres.CertificateExpiry(projections),
+	}), broker.NewCredentials(cfg.Broker.Credentials))
 	var listening atomic.Bool
 	g, ctx := errgroup.WithContext(ctx)
-	checks := databaseChecks(truth, projections)
-	checks["load"], checks["stopping"] = a.handler.Ready, func(context.Context) error { return ctx.Err() }
-	checks["port"] = func(context.Context) error {
-		if !listening.Load() {
-			return errors.New("waiting for the databases' schemas")
-		}
-		return nil
-	}
-	h.Ready(checks)
+	h.Ready(map[string]func(context.Context) error{
+		"truth": truth.Ping, "truth schema": migrations.Ready(truth, migrations.Truth),
+		"projections": projections.Ping, "projections schema": migrations.Ready(projections, migrations.Projections),
+		"load": a.handler.Ready, "stopping": func(context.Context) error { return ctx.Err() },
+		"port": func(context.Context) error {
+			if !listening.Load() {
+				return errors.New("waiting for the databases' schemas")
+			}
+			return nil
+		},
+	})
 	drained, end := context.WithCancel(context.WithoutCancel(ctx)) // the requests in flight still need the waker
 	g.Go(func() error { return a.waker.Run(drained) })
 	g.Go(func() error { return broker.Watch(ctx, nc) })
 	serving, stop := daemon.Delay(ctx, cfg.API.StopDelay)
 	defer stop()
-	g.Go(func() error { return a.listen(serving) })
+	g.Go(func() error { return broker.Listen(serving, nc, cfg.Broker, a.pages, log) }) // renews cached pages
 	g.Go(func() error {
 		defer end()
 		if err := await(ctx, truth, projections, a, log); err != nil {
@@ -130,13 +134,6 @@ func (cfg apiConfig) serve(ctx context.Context, h daemon.Host, l net.Listener) e
 		return daemon.Serve(serving, l, served, cfg.API.AddressConnections, log)
 	})
 	return g.Wait()
-}
-
-func databaseChecks(truth, projections *pgxpool.Pool) map[string]func(context.Context) error {
-	return map[string]func(context.Context) error{
-		"truth": truth.Ping, "truth schema": migrations.Ready(truth, migrations.Truth),
-		"projections": projections.Ping, "projections schema": migrations.Ready(projections, migrations.Projections),
-	}
 }
 
 // open returns l with a handler that serves the API and the console on it. Without l, it opens the
@@ -216,13 +213,8 @@ func await(ctx context.Context, truth, projections *pgxpool.Pool, a *apiParts, l
 	if err := migrations.Await(ctx, projections, migrations.Projections, log); err != nil {
 		return err
 	}
-	return a.load(ctx)
-}
-
-// certificates collects the expiry of the certificates that the API serves or presents.
-func certificates(cfg apiConfig, truth, projections *pgxpool.Pool) prometheus.Collector {
-	return daemon.NewCertificates(map[string]daemon.Expiry{
-		"api": daemon.FileExpiry(cfg.API.TLSCert), "nats": daemon.FileExpiry(cfg.Broker.TLSCert),
-		"postgres": postgres.CertificateExpiry(truth), "postgres_projections": postgres.CertificateExpiry(projections),
-	})
+	if err := a.kinds.Load(ctx); err != nil {
+		return err
+	}
+	return a.handler.Look(ctx)
 }

@@ -54,19 +54,6 @@ func newAPI(cfg api.Config, truth, tokens, projections *pgxpool.Pool, nc *nats.C
 	return a, err
 }
 
-// load loads the data that requests need. The databases have this program's schemas.
-func (a *apiParts) load(ctx context.Context) error {
-	if err := a.kinds.Load(ctx); err != nil {
-		return err
-	}
-	return a.handler.Look(ctx)
-}
-
-// listen renews cached pages as the streams store events, until ctx ends.
-func (a *apiParts) listen(ctx context.Context) error {
-	return broker.Listen(ctx, a.nc, a.broker, a.pages, a.log)
-}
-
 // sampler samples the requests of this process for the console.
 func (a *apiParts) sampler(truth *pgxpool.Pool) samples.Sampler {
 	return samples.Sampler{Pool: truth, Source: lease.Owner(apiName), Version: daemon.Version(), Log: a.log,

@@ -18,6 +18,9 @@ import (
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/projections"
+	"github.com/tidings/tidings/projections/followercounts"
+	"github.com/tidings/tidings/projections/history"
+	"github.com/tidings/tidings/projections/threadcache"
 )
 
 // configure reads a part's environment and returns the part.
@@ -140,4 +143,21 @@ func (t Together) Stages(ops *daemon.Ops, log *slog.Logger) (stages [][]daemon.P
 		stages = append(stages, stage)
 	}
 	return stages
+}
+
+// Named returns the service with the name of its command, or nil if no service has the name.
+func Named(name string) func() {
+	switch name { // not a map, which would link every service into every command
+	case apiName:
+		return API
+	case relayName:
+		return relayservice.Main
+	case followercounts.Name:
+		return FollowerCounts
+	case threadcache.Name:
+		return ThreadCache
+	case history.Name:
+		return Archiver
+	}
+	return nil
 }

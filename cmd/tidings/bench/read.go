@@ -70,14 +70,9 @@ a cursor in the middle (tao-time-range). tao-total is all of them.`,
 					minComments, minUsers, readThreads, readTAO)
 			}
 			groups := map[string]readGroup{readThreads: o.threads, readTAO: o.tao}
-			for _, name := range o.cases {
-				if err := onServers(cmd, name, syncDefault, func(ctx context.Context, s *servers) error {
-					return o.run(ctx, s, groups[name])
-				}); err != nil {
-					return err
-				}
-			}
-			return nil
+			return onEach(cmd, syncDefault, o.cases, func(ctx context.Context, s *servers, name string) error {
+				return o.run(ctx, s, groups[name])
+			})
 		},
 	}
 	f := cmd.Flags()

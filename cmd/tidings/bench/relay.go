@@ -83,14 +83,7 @@ turn, --pairs times. The last line has the median of the ratios of the rates.`,
 			if o.openTransaction {
 				cases = append(cases, caseOpenTransaction)
 			}
-			for _, c := range cases {
-				if err := onServers(cmd, c, o.sync, func(ctx context.Context, s *servers) error {
-					return o.run(ctx, s, c)
-				}); err != nil {
-					return err
-				}
-			}
-			return nil
+			return onEach(cmd, o.sync, cases, o.run)
 		},
 	}
 	f := cmd.Flags()
@@ -180,10 +173,12 @@ func (o relayOptions) run(ctx context.Context, s *servers, name string) error {
 	}
 	r.RelayCPU, r.PeakRSS, r.CatchUps, r.Conflicts = perEvent(cpu, o.messages), peak, &t.CatchUps, &t.Conflicts
 	s.say("reading the stream back")
-	if err := r.check(ctx, s); err != nil {
+	lost, err := s.losses(ctx, r.Events)
+	if err != nil {
 		return err
 	}
-	return errors.Join(s.print(&r), r.lossless())
+	r.Missing, r.Duplicates, r.Inversions = &lost.Missing, &lost.Duplicates, &lost.Inversions
+	return errors.Join(s.print(&r), lost.lossless())
 }
 
 // drain waits until the streams have all events and every row is marked. It calls progress with the
@@ -224,20 +219,27 @@ func (o relayOptions) preload(ctx context.Context, s *servers, held bool) error 
 	return s.exec(ctx, `UPDATE outbox_messages SET processed_at = now(), stream_seq = 0`, `VACUUM ANALYZE outbox_messages`)
 }
 
-// lossless returns an error if check has found something.
-func (r *result) lossless() error {
-	if *r.Missing+*r.Duplicates+*r.Inversions > 0 {
-		return fmt.Errorf("%d missing, %d duplicates, %d inversions", *r.Missing, *r.Duplicates, *r.Inversions)
+// losses are what a relay must not do to events.
+type losses struct {
+	Missing    int `json:"missing"`
+	Duplicates int `json:"duplicates"`
+	Inversions int `json:"inversions"`
+}
+
+// lossless returns an error if there are any.
+func (l losses) lossless() error {
+	if l.Missing+l.Duplicates+l.Inversions > 0 {
+		return fmt.Errorf("%d missing, %d duplicates, %d inversions", l.Missing, l.Duplicates, l.Inversions)
 	}
 	return nil
 }
 
-// check reads all streams and counts missing events, duplicates and inversions.
-func (r *result) check(ctx context.Context, s *servers) error {
+// losses reads all streams, which have to have so many events, and counts what is lost.
+func (s *servers) losses(ctx context.Context, events int) (l losses, err error) {
 	rows, _ := s.pool.Query(ctx, `SELECT event_id::text FROM outbox_messages WHERE stream_seq > 0`)
 	ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
-		return err
+		return l, err
 	}
 	missing := make(map[string]bool, len(ids)) // true until seen
 	for _, id := range ids {
@@ -245,9 +247,8 @@ func (r *result) check(ctx context.Context, s *servers) error {
 	}
 	streams, err := broker.Streams(ctx, s.js, s.broker)
 	if err != nil {
-		return err
+		return l, err
 	}
-	duplicates, inversions := 0, 0
 	versions := make(map[event.ID]int64)
 	for _, stream := range streams { // older streams have lower numbers and come first
 		if _, err := broker.Scan(ctx, s.js, s.broker, stream.Number, broker.Scanning{}, func(m *broker.Stored) error {
@@ -259,7 +260,7 @@ func (r *result) check(ctx context.Context, s *servers) error {
 				return err
 			}
 			if unseen, known := missing[e.ID]; !known || !unseen {
-				duplicates++
+				l.Duplicates++
 			}
 			missing[e.ID] = false
 			var f struct {
@@ -269,21 +270,19 @@ func (r *result) check(ctx context.Context, s *servers) error {
 				return err
 			}
 			if f.Version != versions[e.AggregateID]+1 {
-				inversions++
+				l.Inversions++
 			}
 			versions[e.AggregateID] = f.Version
 			return nil
 		}); err != nil {
-			return err
+			return l, err
 		}
 	}
-	lost := 0
+	l.Missing = events - len(ids)
 	for _, unseen := range missing {
 		if unseen {
-			lost++
+			l.Missing++
 		}
 	}
-	lost += r.Events - len(ids)
-	r.Missing, r.Duplicates, r.Inversions = &lost, &duplicates, &inversions
-	return nil
+	return l, nil
 }

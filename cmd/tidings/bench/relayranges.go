@@ -27,9 +27,7 @@ type rangesSummary struct {
 	DrainRatio   float64   `json:"drain_ratio"`
 	InsertRatios []float64 `json:"insert_ratios"`
 	DrainRatios  []float64 `json:"drain_ratios"`
-	Missing      int       `json:"missing"`
-	Duplicates   int       `json:"duplicates"`
-	Inversions   int       `json:"inversions"`
+	losses
 	settings
 }
 
@@ -108,12 +106,10 @@ func (o relayOptions) runRanges(ctx context.Context, s *servers) error {
 	if err := moveRanges(ctx, s, firsts, false); err != nil { // so that the check reads only the rows that this run published
 		return err
 	}
-	check := result{Events: written}
-	if err := check.check(ctx, s); err != nil {
+	if sum.losses, err = s.losses(ctx, written); err != nil {
 		return err
 	}
-	sum.Missing, sum.Duplicates, sum.Inversions = *check.Missing, *check.Duplicates, *check.Inversions
-	return errors.Join(s.print(&sum), check.lossless())
+	return errors.Join(s.print(&sum), sum.lossless())
 }
 
 // moveRanges moves the ranges to the outbox if in is set, else to its archive. That takes

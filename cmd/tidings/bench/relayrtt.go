@@ -14,9 +14,7 @@ type rttSummary struct {
 	RTT         *float64  `json:"rtt_ms"`
 	DrainRatio  float64   `json:"drain_ratio"` // median, with the network to without
 	DrainRatios []float64 `json:"drain_ratios"`
-	Missing     int       `json:"missing"`
-	Duplicates  int       `json:"duplicates"`
-	Inversions  int       `json:"inversions"`
+	losses
 	settings
 }
 
@@ -59,12 +57,10 @@ func (o relayOptions) runRTT(ctx context.Context, s *servers) error {
 	}
 	sum := rttSummary{Case: "network", RTT: took}
 	sum.DrainRatios, sum.DrainRatio = ratios(with, without, func(r result) float64 { return r.EventsPerSecond })
-	check := result{Events: written}
-	if err := check.check(ctx, s); err != nil {
+	if sum.losses, err = s.losses(ctx, written); err != nil {
 		return err
 	}
-	sum.Missing, sum.Duplicates, sum.Inversions = *check.Missing, *check.Duplicates, *check.Inversions
-	return errors.Join(s.print(&sum), check.lossless())
+	return errors.Join(s.print(&sum), sum.lossless())
 }
 
 // drainOnce lets a relay publish the messages after the first before ones. The time of r is from

@@ -44,18 +44,10 @@ tenth of the writes take longer than API_MAX_WAIT, as on a slow disk.`,
 			if o.idle <= 0 || o.duration <= 0 || o.rate <= 0 {
 				return errors.New("want an --idle, a --duration and a --rate above 0")
 			}
-			fleet := []string{"api", "relay", "followercounts", "threadcache", "archiver jobs"}
-			for _, c := range []struct {
-				name  string
-				parts []string
-			}{{"fleet", fleet}, {"serve", []string{""}}} {
-				if err := onServers(cmd, c.name, syncDefault, func(ctx context.Context, s *servers) error {
-					return o.run(ctx, s, c.name, c.parts)
-				}); err != nil {
-					return err
-				}
-			}
-			return nil
+			processes := map[string][]string{"fleet": {"api", "relay", "followercounts", "threadcache", "archiver jobs"}, "serve": {""}}
+			return onEach(cmd, syncDefault, []string{"fleet", "serve"}, func(ctx context.Context, s *servers, name string) error {
+				return o.run(ctx, s, name, processes[name])
+			})
 		},
 	}
 	f := cmd.Flags()

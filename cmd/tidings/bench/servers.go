@@ -77,6 +77,16 @@ func onServers(cmd *cobra.Command, name, brokerSync string, run func(ctx context
 	return run(ctx, s)
 }
 
+// onEach runs each of the cases on servers of its own.
+func onEach(cmd *cobra.Command, brokerSync string, cases []string, run func(ctx context.Context, s *servers, name string) error) error {
+	for _, name := range cases {
+		if err := onServers(cmd, name, brokerSync, func(ctx context.Context, s *servers) error { return run(ctx, s, name) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (s *servers) close() error {
 	var errs []error
 	for _, fn := range slices.Backward(s.undo) {

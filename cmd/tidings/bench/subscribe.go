@@ -37,14 +37,7 @@ the function got after a later one.`,
 			if o.events < 1 || o.users < 1 || o.concurrency < 1 || o.sync != syncAlways && o.sync != syncDefault {
 				return errors.New("want --events, --users and --concurrency of 1 or more, --broker-sync always or default")
 			}
-			for name, opts := range map[string][]subscribe.Option{"subscribe": nil, "subscribe-in-order": {subscribe.InOrder()}} {
-				if err := onServers(cmd, name, o.sync, func(ctx context.Context, s *servers) error {
-					return o.run(ctx, s, name, opts)
-				}); err != nil {
-					return err
-				}
-			}
-			return nil
+			return onEach(cmd, o.sync, []string{"subscribe", "subscribe-in-order"}, o.run)
 		},
 	}
 	f := cmd.Flags()
@@ -83,7 +76,11 @@ func (h *handled) note(e *subscribe.Event[event.Edge]) {
 	}
 }
 
-func (o subscribeOptions) run(ctx context.Context, s *servers, name string, opts []subscribe.Option) error {
+func (o subscribeOptions) run(ctx context.Context, s *servers, name string) error {
+	opts := []subscribe.Option{subscribe.Concurrency(o.concurrency)}
+	if name == "subscribe-in-order" {
+		opts = append(opts, subscribe.InOrder())
+	}
 	if err := s.declare(ctx, 1); err != nil {
 		return err
 	}
@@ -93,7 +90,7 @@ func (o subscribeOptions) run(ctx context.Context, s *servers, name string, opts
 	}
 	s.say("handling")
 	h := &handled{last: make(map[event.ID]uint64), seen: make(map[uint64]bool), all: o.events, done: make(chan struct{})}
-	took, err := o.time(ctx, s.js, h, append(opts, subscribe.Concurrency(o.concurrency)))
+	took, err := o.time(ctx, s.js, h, opts)
 	if err != nil {
 		return err
 	}

@@ -25,14 +25,11 @@ import (
 
 // dlqFlags are the flags of `tidings dlq`.
 type dlqFlags struct {
-	data          string
 	filter        deadletter.Filter
 	since, until  string
 	limit         int
 	all, dryRun   bool
-	sure          *asking
 	actor, reason string
-	asJSON        bool
 }
 
 // deadMessage is a line of `tidings dlq outbox list --json`, and with its payload the output of
@@ -87,7 +84,8 @@ type letterSource struct {
 	gone                    string   // there is no such letter
 	line                    func(deadletter.Letter) any
 	verbs                   map[string]verb
-	open                    func(ctx context.Context, data string) (*letterDesk, error)
+	needs                   needs
+	open                    func(ctx context.Context, s *session) (*letterDesk, error)
 }
 
 // verb has the words with which a command describes its action.
@@ -96,8 +94,7 @@ type verb struct{ short, long, will, did string }
 // letterDesk is a source that a command has opened.
 type letterDesk struct {
 	*deadletter.Reader
-	act   func(ctx context.Context, action string, v verb, f dlqFlags) error
-	close func()
+	act func(ctx context.Context, action string, v verb, f dlqFlags) error
 }
 
 // chosen is the help about the choice of dead letters.
@@ -117,7 +114,7 @@ func (p Process) dlqCommand() *cobra.Command {
 		columns: []string{"ID", "TENANT", "AGGREGATE", "TYPE", "ATTEMPTS", "DEAD SINCE", "ERROR"},
 		facts: []string{"ID", "EVENT", "TENANT", "AGGREGATE", "TYPE", "VERSION", "ATTEMPTS", "ERROR", "TRACE", "OCCURRED", "INSERTED",
 			"DEAD SINCE", "PAYLOAD"},
-		line: deadMessageOf, open: p.outboxLetters, verbs: map[string]verb{
+		line: deadMessageOf, needs: needOutbox, open: outboxLetters, verbs: map[string]verb{
 			deadletter.Retry:   {"Put dead letters back into the outbox, with new ids", chosen, "retry", "Retried"},
 			deadletter.Discard: {"Delete dead letters with their payloads", chosen, "discard", "Discarded"},
 		},
@@ -129,7 +126,7 @@ func (p Process) dlqCommand() *cobra.Command {
 		columns: []string{"ID", "FIRST", "CONSUMER", "TENANT", "AGGREGATE", "TYPE", "DEAD SINCE", "ERROR"},
 		facts: []string{"ID", "CONSUMER", "EVENT", "TENANT", "AGGREGATE", "FIRST", "TYPE", "VERSION", "STREAM", "ERROR", "DEAD SINCE",
 			"HEADERS", "PAYLOAD"},
-		line: deadLetterOf, open: p.consumerLetters, verbs: map[string]verb{
+		line: deadLetterOf, needs: needProjections, open: consumerLetters, verbs: map[string]verb{
 			deadletter.Retry: {"Apply dead letters again, in stream order per aggregate, until one fails",
 				"Retry applies dead letters again. Within an aggregate it keeps the order of the stream, and stops\nat the first failure." +
 					chosenFirst, "apply", "Applied"},
@@ -146,16 +143,12 @@ func (p Process) dlqCommand() *cobra.Command {
 	return c
 }
 
-// outboxLetters connects to the truth. The relay finds a retried message by polling.
-func (p Process) outboxLetters(ctx context.Context, data string) (*letterDesk, error) {
-	pool, err := p.truth(ctx, data, "dlq")
-	if err != nil {
-		return nil, err
-	}
-	d := outbox.NewDLQ(pool, nil)
+// outboxLetters opens the outbox's letters. The relay finds a retried message by polling.
+func outboxLetters(_ context.Context, s *session) (*letterDesk, error) {
+	d := outbox.NewDLQ(s.Truth, nil)
 	return &letterDesk{&d.Reader, func(ctx context.Context, action string, v verb, f dlqFlags) error {
-		return p.actDLQ(ctx, d, action, v, f)
-	}, pool.Close}, nil
+		return s.actDLQ(ctx, d, action, v, f)
+	}}, nil
 }
 
 func (f *dlqFlags) add(c *cobra.Command, s letterSource, limit int) {
@@ -170,35 +163,18 @@ func (f *dlqFlags) add(c *cobra.Command, s letterSource, limit int) {
 	if s.name == "consumer" {
 		c.Flags().StringVar(&f.filter.Consumer, "consumer", "", "only of this consumer")
 	}
-	f.addOutput(c)
-}
-
-func (f *dlqFlags) addOutput(c *cobra.Command) {
-	c.Flags().BoolVar(&f.asJSON, "json", false, "print JSON objects, one per message and line")
-	dataFlag(c, &f.data)
-}
-
-// addAct adds the flags of the commands that change something.
-func (f *dlqFlags) addAct(c *cobra.Command) {
-	c.Flags().BoolVar(&f.dryRun, "dry-run", false, "show what the command would do, and change nothing")
-	addActor(c, &f.actor, &f.reason)
 }
 
 // askDiscard asks whether to discard n messages.
-func (f *dlqFlags) askDiscard(n int64) error {
-	if n == 0 || f.dryRun {
+func (s *session) askDiscard(n int64) error {
+	if n == 0 {
 		return nil
 	}
 	them := "them"
 	if n == 1 {
 		them = "it"
 	}
-	return f.sure.ask(textLines(messages(n)+" to discard.", payloads(n)+" deleted permanently; --dry-run lists "+them+"."))
-}
-
-func addActor(c *cobra.Command, actor, reason *string) {
-	c.Flags().StringVar(actor, "actor", "", "the actor to record (default: the user of this system)")
-	c.Flags().StringVar(reason, "reason", "", "the reason to record")
+	return s.ask(textLines(messages(n)+" to discard.", payloads(n)+" deleted permanently; --dry-run lists "+them+"."))
 }
 
 // setActor sets an empty actor to the user of this system.
@@ -213,7 +189,7 @@ func setActor(actor *string) error {
 }
 
 // parse reads and checks the values that package pflag cannot. args are ids.
-func (f *dlqFlags) parse(c *cobra.Command, args []string) error {
+func (f *dlqFlags) parse(s *session, args []string) error {
 	now := time.Now()
 	for _, flag := range []struct {
 		name, value string
@@ -228,24 +204,16 @@ func (f *dlqFlags) parse(c *cobra.Command, args []string) error {
 		}
 		*flag.to = t
 	}
-	if f.all && c.Flags().Changed("limit") {
-		return &usageError{errors.New("--limit and --all exclude each other")}
+	if err := s.checkList(f.limit, f.all, f.filter.AggregateID); err != nil {
+		return err
 	}
-	if f.limit < 1 {
-		return &usageError{errors.New("--limit must be a positive number")}
+	ids, err := messageIDs(args)
+	if err != nil {
+		return err
 	}
-	if c.Flags().Changed("aggregate-id") { // also with an empty value, which would select more than was asked
-		if err := checkID("--aggregate-id", f.filter.AggregateID); err != nil {
-			return err
-		}
-	}
-	for _, a := range args {
-		id, err := event.ParseNumber(a)
-		if err != nil {
-			return &usageError{err}
-		}
-		if !slices.Contains(f.filter.IDs, int64(id)) {
-			f.filter.IDs = append(f.filter.IDs, int64(id))
+	for _, id := range ids {
+		if !slices.Contains(f.filter.IDs, id) {
+			f.filter.IDs = append(f.filter.IDs, id)
 		}
 	}
 	return checkConsumer("--consumer", f.filter.Consumer, true)
@@ -286,8 +254,7 @@ const tableRows = 500
 
 // printAll prints up to limit elements, as JSON lines or in tables, and says whether there are
 // more. A negative limit is no limit.
-func printAll[T any](p Process, all iter.Seq2[T, error], limit int, asJSON bool, header []string, line func(T) any,
-	row func(T) []string) error {
+func printAll[T any](s *session, all iter.Seq2[T, error], limit int, header []string, line func(T) any, row func(T) []string) error {
 	rows := [][]string{header}
 	n, more := 0, false
 	for v, err := range all {
@@ -298,57 +265,51 @@ func printAll[T any](p Process, all iter.Seq2[T, error], limit int, asJSON bool,
 			break
 		}
 		n++
-		if asJSON {
-			if err := p.writeJSON(line(v)); err != nil {
+		if s.asJSON {
+			if err := s.writeJSON(line(v)); err != nil {
 				return err
 			}
 			continue
 		}
 		if rows = append(rows, row(v)); len(rows) > tableRows {
-			if err := p.table(rows...); err != nil {
+			if err := s.table(rows...); err != nil {
 				return err
 			}
 			rows = rows[:1]
 		}
 	}
-	if !asJSON && (len(rows) > 1 || n == 0) {
-		if err := p.table(rows...); err != nil {
+	if !s.asJSON && (len(rows) > 1 || n == 0) {
+		if err := s.table(rows...); err != nil {
 			return err
 		}
 	}
 	if more {
-		fmt.Fprintln(p.Stderr, "There are more: use --limit N or --all.")
+		fmt.Fprintln(s.Stderr, "There are more: use --limit N or --all.")
 	}
 	return nil
 }
 
-func (p Process) dlqListCommand(s letterSource) *cobra.Command {
+func (p Process) dlqListCommand(of letterSource) *cobra.Command {
 	var f dlqFlags
-	c := &cobra.Command{
-		Use:   "list",
-		Short: s.list,
-		Args:  exactArgs(0),
-		RunE: func(c *cobra.Command, _ []string) error {
-			if err := f.parse(c, nil); err != nil {
-				return err
-			}
-			d, err := s.open(c.Context(), f.data)
+	c := p.command(command{
+		use: "list", short: of.list, name: "dlq", needs: of.needs, json: onePer("message"),
+		check: func(s *session, _ []string) error { return f.parse(s, nil) },
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
+			d, err := of.open(ctx, s)
 			if err != nil {
-				return err
+				return nil, err
 			}
-			defer d.close()
-			all := d.List(c.Context(), f.filter, f.most())
-			return printAll(p, all, f.most()-1, f.asJSON, s.columns, s.line, func(l deadletter.Letter) []string {
-				row := make([]string, len(s.columns))
-				for i, name := range s.columns {
+			return nil, printAll(s, d.List(ctx, f.filter, f.most()), f.most()-1, of.columns, of.line, func(l deadletter.Letter) []string {
+				row := make([]string, len(of.columns))
+				for i, name := range of.columns {
 					row[i] = letterCell(l, name, false)
 				}
 				return row
 			})
 		},
-	}
-	f.add(c, s, 50)
-	if s.name == "consumer" {
+	})
+	f.add(c, of, 50)
+	if of.name == "consumer" {
 		c.Flags().BoolVar(&f.filter.First, "first", false, "only the first dead letter of each aggregate, which has the cause")
 	}
 	return c
@@ -405,82 +366,68 @@ func letterCell(l deadletter.Letter, name string, show bool) string {
 	return cell(string(e.Payload))
 }
 
-func (p Process) dlqShowCommand(s letterSource) *cobra.Command {
-	var f dlqFlags
-	c := &cobra.Command{
-		Use:   "show ID",
-		Short: s.show,
-		Args:  exactArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
-			id, err := event.ParseNumber(args[0])
+func (p Process) dlqShowCommand(of letterSource) *cobra.Command {
+	var ids []int64
+	return p.command(command{
+		use: "show ID", short: of.show, args: exactArgs(1), name: "dlq", needs: of.needs, json: onePer("message"),
+		check: func(_ *session, args []string) (err error) {
+			ids, err = messageIDs(args)
+			return err
+		},
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
+			d, err := of.open(ctx, s)
 			if err != nil {
-				return &usageError{err}
+				return nil, err
 			}
-			d, err := s.open(c.Context(), f.data)
-			if err != nil {
-				return err
-			}
-			defer d.close()
-			l, err := d.Get(c.Context(), 0, int64(id))
+			l, err := d.Get(ctx, 0, ids[0])
 			if errors.Is(err, deadletter.ErrNotFound) {
-				return fmt.Errorf(s.gone, id)
+				return nil, fmt.Errorf(of.gone, ids[0])
 			}
 			if err != nil {
-				return err
-			}
-			if f.asJSON {
-				return p.writeJSON(s.line(l))
+				return nil, err
 			}
 			var rows [][]string
-			for _, name := range s.facts {
+			for _, name := range of.facts {
 				rows = append(rows, []string{name, letterCell(l, name, true)})
 			}
-			return p.table(rows...)
+			return reports(of.line(l), rowsOf(rows...)), nil
 		},
-	}
-	f.addOutput(c)
-	return c
+	})
 }
 
-func (p Process) dlqActCommand(s letterSource, action string) *cobra.Command {
+func (p Process) dlqActCommand(of letterSource, action string) *cobra.Command {
 	var f dlqFlags
-	v := s.verbs[action]
-	c := &cobra.Command{
-		Use:   action + " [ID...]",
-		Short: v.short,
-		Long:  v.long,
-		RunE: func(c *cobra.Command, args []string) error {
-			if err := f.parse(c, args); err != nil {
+	v := of.verbs[action]
+	c := p.command(command{
+		use: action + " [ID...]", short: v.short, long: v.long, args: cobra.ArbitraryArgs, name: "dlq", needs: of.needs,
+		json: onePer("message"), actor: &f.actor, reason: &f.reason, dryRun: &f.dryRun, destructive: action == deadletter.Discard,
+		check: func(s *session, args []string) error {
+			if err := f.parse(s, args); err != nil {
 				return err
 			}
 			if len(args) == 0 && !f.filtered() && !f.all {
-				return &usageError{fmt.Errorf("dlq %s %s needs ids, a filter, or --all", s.name, action)}
+				return &usageError{fmt.Errorf("dlq %s %s needs ids, a filter, or --all", of.name, action)}
 			}
 			if len(args) > 0 && (f.filtered() || f.all) {
-				return &usageError{fmt.Errorf("dlq %s %s takes ids or a filter, not both", s.name, action)}
+				return &usageError{fmt.Errorf("dlq %s %s takes ids or a filter, not both", of.name, action)}
 			}
-			if err := setActor(&f.actor); err != nil {
-				return err
-			}
-			d, err := s.open(c.Context(), f.data)
-			if err != nil {
-				return err
-			}
-			defer d.close()
-			return d.act(c.Context(), action, v, f)
+			return nil
 		},
-	}
-	f.add(c, s, deadletter.MaxBatch)
-	f.addAct(c)
-	if action == deadletter.Discard {
-		f.sure = p.destructive(c)
-	}
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
+			d, err := of.open(ctx, s)
+			if err != nil {
+				return nil, err
+			}
+			return nil, d.act(ctx, action, v, f)
+		},
+	})
+	f.add(c, of, deadletter.MaxBatch)
 	return c
 }
 
 // actDLQ handles the messages in batches, one transaction each. It handles at most as many messages
 // as matched at its start.
-func (p Process) actDLQ(ctx context.Context, d *outbox.DLQ, action string, v verb, f dlqFlags) error {
+func (s *session) actDLQ(ctx context.Context, d *outbox.DLQ, action string, v verb, f dlqFlags) error {
 	matching, err := d.Count(ctx, f.filter)
 	if err != nil {
 		return err
@@ -492,7 +439,7 @@ func (p Process) actDLQ(ctx context.Context, d *outbox.DLQ, action string, v ver
 	do := d.Retry
 	if action == deadletter.Discard {
 		do = d.Discard
-		if err := f.askDiscard(want); err != nil {
+		if err := s.askDiscard(want); err != nil {
 			return err
 		}
 	}
@@ -503,12 +450,12 @@ func (p Process) actDLQ(ctx context.Context, d *outbox.DLQ, action string, v ver
 			DLQFilter: f.filter, Limit: int(min(want-did, deadletter.MaxBatch)), Actor: f.actor, Reason: f.reason, DryRun: f.dryRun,
 		})
 		if err != nil {
-			return errors.Join(err, p.say(v, f, did, f.unmatched(matching-did)))
+			return errors.Join(err, s.say(v, f, did, f.unmatched(matching-did)))
 		}
 		if len(batch) == 0 {
 			break // another operator handled the rest
 		}
-		if err := p.printActions(f, did == 0, batch); err != nil {
+		if err := s.printActions(f, did == 0, batch); err != nil {
 			return err
 		}
 		for _, a := range batch {
@@ -519,7 +466,7 @@ func (p Process) actDLQ(ctx context.Context, d *outbox.DLQ, action string, v ver
 		did += int64(len(batch))
 		f.filter.After = batch[len(batch)-1].ID
 	}
-	if err := p.say(v, f, did, f.unmatched(matching-did)); err != nil {
+	if err := s.say(v, f, did, f.unmatched(matching-did)); err != nil {
 		return err
 	}
 	var missing []string
@@ -543,24 +490,24 @@ func (f *dlqFlags) unmatched(more int64) string {
 }
 
 // say prints the summary.
-func (p Process) say(v verb, f dlqFlags, did int64, more string) error {
+func (s *session) say(v verb, f dlqFlags, did int64, more string) error {
 	line := fmt.Sprintf("%s %s.", v.did, messages(did))
 	if f.dryRun {
 		line = fmt.Sprintf("Dry run: would %s %s.", v.will, messages(did))
 	}
-	if _, err := fmt.Fprintln(p.Stderr, line+more); err != nil {
+	if _, err := fmt.Fprintln(s.Stderr, line+more); err != nil {
 		return fmt.Errorf("write the result: %w", err)
 	}
 	return nil
 }
 
-func (p Process) printActions(f dlqFlags, header bool, batch []deadletter.Action) error {
+func (s *session) printActions(f dlqFlags, header bool, batch []deadletter.Action) error {
 	var rows [][]string
 	if header {
 		rows = append(rows, []string{"ID", "NEW ID", "TENANT", "AGGREGATE", "TYPE", "EVENT"})
 	}
 	for _, a := range batch {
-		if f.asJSON {
+		if s.asJSON {
 			line := dlqAction{
 				Action: a.Action, DryRun: f.dryRun, Actor: a.Actor, Reason: a.Reason, ID: a.ID, NewID: a.NewID,
 				EventID: a.EventID, TenantID: a.TenantID,
@@ -569,7 +516,7 @@ func (p Process) printActions(f dlqFlags, header bool, batch []deadletter.Action
 			if !a.At.IsZero() {
 				line.At = &event.Time{Time: a.At}
 			}
-			if err := p.writeJSON(line); err != nil {
+			if err := s.writeJSON(line); err != nil {
 				return err
 			}
 			continue
@@ -581,10 +528,10 @@ func (p Process) printActions(f dlqFlags, header bool, batch []deadletter.Action
 		rows = append(rows, []string{fmt.Sprint(a.ID), newID, fmt.Sprint(a.TenantID), aggregate(a.AggregateType, a.AggregateID),
 			cell(a.EventType), a.EventID})
 	}
-	if f.asJSON {
+	if s.asJSON {
 		return nil
 	}
-	return p.table(rows...)
+	return s.table(rows...)
 }
 
 // osUser returns the name of the user who runs the command.

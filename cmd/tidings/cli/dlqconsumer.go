@@ -10,15 +10,11 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/tidings/tidings/cmd/internal/fleet"
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/deadletter"
-	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/kinds/catalog"
-	"github.com/tidings/tidings/migrations"
 )
 
 // checkConsumer returns a usageError if no consumer has the name. what is the flag.
@@ -87,42 +83,16 @@ type parkedAction struct {
 	Error         string   `json:"error,omitempty"` // why the consumer could not apply that one
 }
 
-// projectionsPool connects to the projections' database.
-func (p Process) projectionsPool(ctx context.Context, data, name string) (*pgxpool.Pool, error) {
-	s, err := p.servers(ctx, data)
+// consumerLetters opens the letters of consumers.
+func consumerLetters(ctx context.Context, s *session) (*letterDesk, error) {
+	now, err := loadKinds(ctx, s.Projections, catalog.Projections, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return nil, err
 	}
-	pool, err := postgres.Open(ctx, s.ProjectionsDatabaseURL, s.Postgres, postgres.RoleSystem, name)
-	if err != nil {
-		return nil, err
-	}
-	alone, err := checkSchema(ctx, pool, migrations.Projections)
-	if alone {
-		err = errOutboxAlone
-	}
-	if err != nil {
-		pool.Close()
-		return nil, err
-	}
-	return pool, nil
-}
-
-// consumerLetters connects to the projections' database.
-func (p Process) consumerLetters(ctx context.Context, data string) (*letterDesk, error) {
-	pool, err := p.projectionsPool(ctx, data, "dlq")
-	if err != nil {
-		return nil, err
-	}
-	catalog := catalog.New(pool, catalog.Projections, slog.New(slog.DiscardHandler))
-	if err := catalog.Load(ctx); err != nil {
-		pool.Close()
-		return nil, err
-	}
-	d := consumers.NewDeadLetters(pool, fleet.Projections(catalog.Now)...)
+	d := consumers.NewDeadLetters(s.Projections, fleet.Projections(now.Now)...)
 	return &letterDesk{&d.Reader, func(ctx context.Context, action string, v verb, f dlqFlags) error {
-		return p.actParked(ctx, d, action, v, f)
-	}, pool.Close}, nil
+		return s.actParked(ctx, d, action, v, f)
+	}}, nil
 }
 
 // chooseParked returns the dead letters that f selects, and a sentence if more aggregates match.
@@ -164,7 +134,7 @@ func (f dlqFlags) parked(action string, id int64, res consumers.DeadLetterResult
 
 // actParked handles the first dead letters that existed at its start, each in transactions of its
 // own.
-func (p Process) actParked(ctx context.Context, d *consumers.DeadLetters, action string, v verb, f dlqFlags) error {
+func (s *session) actParked(ctx context.Context, d *consumers.DeadLetters, action string, v verb, f dlqFlags) error {
 	todo, more, err := chooseParked(ctx, d, &f)
 	if err != nil {
 		return err
@@ -172,7 +142,7 @@ func (p Process) actParked(ctx context.Context, d *consumers.DeadLetters, action
 	do := d.Retry
 	if action == deadletter.Discard {
 		do = d.Discard
-		if err := f.askDiscard(int64(len(todo))); err != nil {
+		if err := s.askDiscard(int64(len(todo))); err != nil {
 			return err
 		}
 	}
@@ -193,15 +163,15 @@ func (p Process) actParked(ctx context.Context, d *consumers.DeadLetters, action
 			}
 			continue
 		case err != nil:
-			return errors.Join(err, p.table(rows...), p.say(v, f, gone, ""))
+			return errors.Join(err, s.table(rows...), s.say(v, f, gone, ""))
 		}
 		fault := ""
 		if res.Fault != nil {
 			failed++
 			fault = res.Fault.Error()
 		}
-		if f.asJSON {
-			if err := p.writeJSON(f.parked(action, id, res, fault)); err != nil {
+		if s.asJSON {
+			if err := s.writeJSON(f.parked(action, id, res, fault)); err != nil {
 				return err
 			}
 		}
@@ -209,12 +179,12 @@ func (p Process) actParked(ctx context.Context, d *consumers.DeadLetters, action
 		rows = append(rows, []string{strconv.FormatInt(id, 10), res.Consumer, fmt.Sprint(e.TenantID),
 			aggregate(e.AggregateType, e.AggregateID), cell(e.Type), fmt.Sprint(res.Gone), count(res.Left), cell(fault)})
 	}
-	if !f.asJSON && len(rows) > 1 {
-		if err := p.table(rows...); err != nil {
+	if !s.asJSON && len(rows) > 1 {
+		if err := s.table(rows...); err != nil {
 			return err
 		}
 	}
-	if err := p.say(v, f, gone, more); err != nil {
+	if err := s.say(v, f, gone, more); err != nil {
 		return err
 	}
 	refused = append(refused, f.missing(todo)...)

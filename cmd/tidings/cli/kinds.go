@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -68,6 +69,14 @@ func (p Process) declaration(name string) ([]byte, error) {
 		return nil, &fileError{fmt.Errorf("the file has more than %s bytes", count(most))}
 	}
 	return file, nil
+}
+
+// verbatim prints a file as it is.
+func verbatim(file []byte) func(io.Writer) error {
+	return func(w io.Writer) error {
+		_, err := w.Write(file)
+		return err
+	}
 }
 
 func (p Process) kindsFile(name string) (*kinds.Set, error) {
@@ -254,12 +263,7 @@ func capabilities(attributes map[string]kinds.Attribute, flags map[string]bool) 
 		}
 	}
 	slices.Sort(names)
-	var more []string
-	for name := range attributes {
-		more = append(more, name)
-	}
-	slices.Sort(more)
-	return append(names, more...)
+	return append(names, slices.Sorted(maps.Keys(attributes))...)
 }
 
 func (p Process) kindsShowCommand() *cobra.Command {
@@ -275,10 +279,7 @@ func (p Process) kindsShowCommand() *cobra.Command {
 				return nil, fmt.Errorf("there is no kind %q: `tidings kinds list` lists all of them", args[0])
 			}
 			file, err := kindfile.Write(one)
-			return reports(nil, func(w io.Writer) error {
-				_, err := w.Write(file)
-				return err
-			}), err
+			return reports(nil, verbatim(file)), err
 		},
 	})
 }
@@ -303,6 +304,14 @@ func addKind(one, now *kinds.Set, name string) bool {
 	return ok
 }
 
+// sayVersion prints the heading of a version of a declaration.
+func sayVersion(w io.Writer, version int64, at time.Time, actor, reason string) {
+	if reason != "" {
+		reason = ": " + reason
+	}
+	fmt.Fprintf(w, "Version %d, %s, %s%s\n", version, utc(&at), actor, reason)
+}
+
 func (p Process) kindsHistoryCommand() *cobra.Command {
 	return p.command(command{
 		use: "history", short: "List who applied which kinds, when and why", name: "kinds", needs: needTruth, json: onePer("version"),
@@ -317,11 +326,7 @@ func (p Process) kindsHistoryCommand() *cobra.Command {
 			}
 			return lists(versions, func(w io.Writer) error {
 				for _, v := range versions {
-					why := ""
-					if v.Reason != "" {
-						why = ": " + v.Reason
-					}
-					fmt.Fprintf(w, "Version %d, %s, %s%s\n", v.Version, utc(&v.At), v.Actor, why)
+					sayVersion(w, v.Version, v.At, v.Actor, v.Reason)
 					for _, change := range v.Changes {
 						fmt.Fprintf(w, "  %s: %s\n", change.Path, change.What)
 					}

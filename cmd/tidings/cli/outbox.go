@@ -13,8 +13,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tidings/tidings/event"
-	"github.com/tidings/tidings/internal/postgres"
-	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/outbox"
 )
 
@@ -77,103 +75,78 @@ it to the DLQ (tidings dlq outbox).`,
 	return c
 }
 
-// truth connects to the truth's database, of which the outbox must be there. name is the
-// application name of the connections.
-func (p Process) truth(ctx context.Context, data, name string) (*pgxpool.Pool, error) {
-	s, err := p.servers(ctx, data)
-	if err != nil {
-		return nil, err
-	}
-	pool, err := postgres.Open(ctx, s.DatabaseURL, s.Postgres, postgres.RoleSystem, name)
-	if err != nil {
-		return nil, err
-	}
-	if err := migrations.Check(ctx, pool, migrations.Outbox); err != nil {
-		pool.Close()
-		return nil, err
-	}
-	return pool, nil
-}
-
 func (p Process) outboxListCommand() *cobra.Command {
 	var (
-		data        string
-		f           outbox.WaitingFilter
-		limit       int
-		all, asJSON bool
+		f     outbox.WaitingFilter
+		limit int
+		all   bool
 	)
-	c := &cobra.Command{
-		Use:   "list",
-		Short: "List the pending messages by id",
-		Args:  exactArgs(0),
-		RunE: func(c *cobra.Command, _ []string) error {
-			if all && c.Flags().Changed("limit") {
-				return &usageError{errors.New("--limit and --all exclude each other")}
-			}
-			if limit < 1 {
-				return &usageError{errors.New("--limit must be a positive number")}
-			}
-			if c.Flags().Changed("aggregate-id") {
-				if err := checkID("--aggregate-id", f.AggregateID); err != nil {
-					return err
-				}
-			}
-			pool, err := p.truth(c.Context(), data, "outbox")
-			if err != nil {
-				return err
-			}
-			defer pool.Close()
+	c := p.command(command{
+		use: "list", short: "List the pending messages by id", name: "outbox", needs: needOutbox, json: onePer("message"),
+		check: func(s *session, _ []string) error { return s.checkList(limit, all, f.AggregateID) },
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
 			most := limit + 1
 			if all {
 				most = -1
 			}
 			header := []string{"ID", "EVENT", "TENANT", "AGGREGATE", "TYPE", "ATTEMPTS", "DUE IN", "BEHIND", "LAST ERROR"}
-			return printAll(p, outbox.ListWaiting(c.Context(), pool, f, most), most-1, asJSON, header, waitingMessageOf,
+			return nil, printAll(s, outbox.ListWaiting(ctx, s.Truth, f, most), most-1, header, waitingMessageOf,
 				func(m outbox.WaitingMessage) []string {
 					return []string{fmt.Sprint(m.OutboxID), m.ID, fmt.Sprint(m.TenantID), aggregate(m.AggregateType, m.AggregateID),
 						cell(m.Type), fmt.Sprint(m.Attempts), dueIn(m.DueIn), behind(m.Behind), cell(m.LastError)}
 				})
 		},
-	}
+	})
 	c.Flags().Int64Var(&f.TenantID, "tenant", 0, "only of this tenant")
 	c.Flags().StringVar(&f.AggregateType, "aggregate-type", "", "only of this aggregate type")
 	c.Flags().StringVar((*string)(&f.AggregateID), "aggregate-id", "", "only of the aggregates with this id")
 	c.Flags().StringVar(&f.EventType, "type", "", "only of this event type")
 	c.Flags().IntVar(&limit, "limit", 50, "at most this many messages, lowest ids first")
 	c.Flags().BoolVar(&all, "all", false, "no limit")
-	c.Flags().BoolVar(&asJSON, "json", false, "print JSON objects, one per message and line")
-	dataFlag(c, &data)
 	return c
 }
 
+// checkList checks the flags of a list of messages.
+func (s *session) checkList(limit int, all bool, aggregate event.ID) error {
+	switch {
+	case all && s.changed("limit"):
+		return &usageError{errors.New("--limit and --all exclude each other")}
+	case limit < 1:
+		return &usageError{errors.New("--limit must be a positive number")}
+	case s.changed("aggregate-id"): // also with an empty value, which would select more than was asked
+		return checkID("--aggregate-id", aggregate)
+	}
+	return nil
+}
+
+// messageIDs reads the ids of messages.
+func messageIDs(args []string) (ids []int64, err error) {
+	for _, a := range args {
+		id, err := event.ParseNumber(a)
+		if err != nil {
+			return nil, &usageError{err}
+		}
+		ids = append(ids, int64(id))
+	}
+	return ids, nil
+}
+
 func (p Process) outboxShowCommand() *cobra.Command {
-	var (
-		data   string
-		asJSON bool
-	)
-	c := &cobra.Command{
-		Use:   "show ID",
-		Short: "Show a pending message with its payload",
-		Args:  exactArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
-			id, err := event.ParseNumber(args[0])
+	var ids []int64
+	return p.command(command{
+		use: "show ID", short: "Show a pending message with its payload", args: exactArgs(1), name: "outbox", needs: needOutbox,
+		json: oneObject,
+		check: func(_ *session, args []string) (err error) {
+			ids, err = messageIDs(args)
+			return err
+		},
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
+			m, err := outbox.GetWaiting(ctx, s.Truth, ids[0])
 			if err != nil {
-				return &usageError{err}
-			}
-			pool, err := p.truth(c.Context(), data, "outbox")
-			if err != nil {
-				return err
-			}
-			defer pool.Close()
-			m, err := outbox.GetWaiting(c.Context(), pool, int64(id))
-			if err != nil {
-				return explainWaiting(int64(id), err)
-			}
-			if asJSON {
-				return p.writeJSON(waitingMessageOf(m))
+				return nil, explainWaiting(ids[0], err)
 			}
 			when := func(t time.Time) string { return t.UTC().Format(event.TimeFormat) }
-			return p.table(
+			return reports(waitingMessageOf(m), rowsOf(
 				[]string{"ID", fmt.Sprint(m.OutboxID)},
 				[]string{"EVENT", m.ID},
 				[]string{"TENANT", fmt.Sprint(m.TenantID)},
@@ -189,12 +162,9 @@ func (p Process) outboxShowCommand() *cobra.Command {
 				[]string{"OCCURRED", when(m.OccurredAt)},
 				[]string{"INSERTED", when(m.InsertedAt)},
 				[]string{"PAYLOAD", string(m.Payload)},
-			)
+			)), nil
 		},
-	}
-	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
-	dataFlag(c, &data)
-	return c
+	})
 }
 
 // explainWaiting explains to a person why the command could not act on a message.
@@ -208,37 +178,6 @@ func explainWaiting(id int64, err error) error {
 		return fmt.Errorf("message %d is due, and a relay may be publishing it. If the publish fails, repeat this command", id)
 	}
 	return err
-}
-
-// actWaiting calls fn for each id, and continues after an error of fn. It returns all errors.
-func (p Process) actWaiting(ctx context.Context, data string, args []string, actor *string, sure *asking,
-	fn func(pool *pgxpool.Pool, id int64) error) error {
-	var ids []int64
-	for _, a := range args {
-		id, err := event.ParseNumber(a)
-		if err != nil {
-			return &usageError{err}
-		}
-		ids = append(ids, int64(id))
-	}
-	if err := setActor(actor); err != nil {
-		return err
-	}
-	pool, err := p.truth(ctx, data, "outbox")
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
-	if sure != nil {
-		if err := sure.ask(func(w io.Writer) error { return showWaiting(ctx, w, pool, ids) }); err != nil {
-			return err
-		}
-	}
-	var errs []error
-	for _, id := range ids {
-		errs = append(errs, fn(pool, id))
-	}
-	return errors.Join(errs...)
 }
 
 // showWaiting shows the messages that the command would kill.
@@ -262,57 +201,64 @@ func showWaiting(ctx context.Context, w io.Writer, pool *pgxpool.Pool, ids []int
 	return tableTo(w, rows...)
 }
 
-func (p Process) outboxRetryCommand() *cobra.Command {
-	var data, actor, reason string
-	c := &cobra.Command{
-		Use:   "retry ID...",
-		Short: "Retry pending messages now, and those that wait for them",
-		Args:  rangeArgs(1, math.MaxInt),
-		RunE: func(c *cobra.Command, args []string) error {
-			return p.actWaiting(c.Context(), data, args, &actor, nil, func(pool *pgxpool.Pool, id int64) error {
-				err := outbox.RetryWaiting(c.Context(), pool, id, actor, reason)
-				if errors.Is(err, outbox.ErrDue) {
-					_, err := fmt.Fprintf(p.Stdout, "Message %d was already due.\n", id)
-					return err
-				}
-				if err != nil {
-					return explainWaiting(id, err)
-				}
-				_, err = fmt.Fprintf(p.Stdout, "Message %d is due now. The relay tries it within seconds.\n", id)
-				return err
-			})
-		},
+// waiting makes a command that calls act for each message that its arguments name, also after an
+// error of act.
+func (p Process) waiting(d command, ask func(ctx context.Context, s *session, ids []int64) error,
+	act func(ctx context.Context, s *session, id int64) error) *cobra.Command {
+	var ids []int64
+	d.args, d.name, d.needs = rangeArgs(1, math.MaxInt), "outbox", needOutbox
+	d.check = func(_ *session, args []string) (err error) {
+		if d.destructive && *d.reason == "" {
+			return &usageError{errors.New("outbox kill needs --reason, which Tidings keeps with the message")}
+		}
+		ids, err = messageIDs(args)
+		return err
 	}
-	addActor(c, &actor, &reason)
-	dataFlag(c, &data)
-	return c
+	d.run = func(ctx context.Context, s *session, _ []string) (*report, error) {
+		if err := ask(ctx, s, ids); err != nil {
+			return nil, err
+		}
+		var errs []error
+		for _, id := range ids {
+			errs = append(errs, explainWaiting(id, act(ctx, s, id)))
+		}
+		return nil, errors.Join(errs...)
+	}
+	return p.command(d)
+}
+
+func (p Process) outboxRetryCommand() *cobra.Command {
+	var actor, reason string
+	return p.waiting(command{
+		use: "retry ID...", short: "Retry pending messages now, and those that wait for them", actor: &actor, reason: &reason,
+	}, func(context.Context, *session, []int64) error { return nil }, func(ctx context.Context, s *session, id int64) error {
+		says := "Message %d is due now. The relay tries it within seconds.\n"
+		err := outbox.RetryWaiting(ctx, s.Truth, id, actor, reason)
+		if errors.Is(err, outbox.ErrDue) {
+			says, err = "Message %d was already due.\n", nil
+		}
+		if err == nil {
+			_, err = fmt.Fprintf(s.Stdout, says, id)
+		}
+		return err
+	})
 }
 
 func (p Process) outboxKillCommand() *cobra.Command {
-	var data, actor, reason string
-	var sure *asking
-	c := &cobra.Command{
-		Use:   "kill ID... --reason REASON",
-		Short: "Move pending messages to the DLQ, and unblock those that wait for them",
-		Long: `Kill moves waiting messages to the DLQ, like the relay after more than 10 attempts. The relay then
+	var actor, reason string
+	return p.waiting(command{
+		use: "kill ID... --reason REASON", short: "Move pending messages to the DLQ, and unblock those that wait for them",
+		long: `Kill moves waiting messages to the DLQ, like the relay after more than 10 attempts. The relay then
 publishes the messages that wait for them. Kill refuses a due message, because a relay may be
 publishing it.`,
-		Args: rangeArgs(1, math.MaxInt),
-		RunE: func(c *cobra.Command, args []string) error {
-			if reason == "" {
-				return &usageError{errors.New("outbox kill needs --reason, which Tidings keeps with the message")}
-			}
-			return p.actWaiting(c.Context(), data, args, &actor, sure, func(pool *pgxpool.Pool, id int64) error {
-				if err := outbox.KillWaiting(c.Context(), pool, id, actor, reason); err != nil {
-					return explainWaiting(id, err)
-				}
-				_, err := fmt.Fprintf(p.Stdout, "Message %d is in the DLQ: `tidings dlq outbox show %d`.\n", id, id)
-				return err
-			})
-		},
-	}
-	addActor(c, &actor, &reason)
-	sure = p.destructive(c)
-	dataFlag(c, &data)
-	return c
+		actor: &actor, reason: &reason, destructive: true,
+	}, func(ctx context.Context, s *session, ids []int64) error {
+		return s.ask(func(w io.Writer) error { return showWaiting(ctx, w, s.Truth, ids) })
+	}, func(ctx context.Context, s *session, id int64) error {
+		err := outbox.KillWaiting(ctx, s.Truth, id, actor, reason)
+		if err == nil {
+			_, err = fmt.Fprintf(s.Stdout, "Message %d is in the DLQ: `tidings dlq outbox show %d`.\n", id, id)
+		}
+		return err
+	})
 }

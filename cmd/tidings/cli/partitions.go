@@ -136,7 +136,7 @@ func (p Process) resize(ctx context.Context, y *system, to int, wait time.Durati
 	}
 	for _, a := range added {
 		fmt.Fprintf(p.Stdout, "Partition %d (%s) takes slots %d-%d and replaces %s.\n", a.Number, y.Broker.StreamName(a.Number),
-			a.FirstSlot, a.LastSlot, partitionsText(a.After))
+			a.FirstSlot, a.LastSlot, words.Partitions(a.After))
 	}
 	last, deadline := "", time.Now().Add(wait)
 	for {
@@ -202,20 +202,12 @@ func (y *system) resized(ctx context.Context) (line string, done bool, err error
 			if len(part.numbers) == 1 {
 				verb = part.one
 			}
-			text := partitionsText(part.numbers)
+			text := words.Partitions(part.numbers)
 			parts = append(parts, strings.ToUpper(text[:1])+text[1:]+" "+verb)
 		}
 	}
 	line = strings.Join(append(parts, trouble...), ". ") + "."
 	return line, len(closing)+len(waiting)+len(opening)+len(trouble) == 0, nil
-}
-
-// partitionsText names partitions: "partition 1", "partitions 1-3 5".
-func partitionsText(numbers []int) string {
-	if len(numbers) == 1 {
-		return fmt.Sprint("partition ", numbers[0])
-	}
-	return "partitions " + words.Ranges(numbers)
 }
 
 func thereAre(n int, noun string) string {

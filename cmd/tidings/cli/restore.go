@@ -146,7 +146,7 @@ func printRestore(w io.Writer, r restore.Report) {
 			entities(int64(r.Overtaken)))
 	}
 	if len(r.Renewed) > 0 {
-		fmt.Fprintf(w, "New streams replace those of %s.\n", partitionsText(r.Renewed))
+		fmt.Fprintf(w, "New streams replace those of %s.\n", words.Partitions(r.Renewed))
 	}
 	for _, name := range r.Replayed {
 		fmt.Fprintf(w, "The projection of %s was rebuilt.\n", name)

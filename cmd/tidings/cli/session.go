@@ -47,6 +47,7 @@ type needs int
 const (
 	needServers     needs = 1 << iota // only their addresses
 	needTruth                         // with this program's schema, like the next
+	needOutbox                        // of the truth's database, only the outbox has to have it
 	needProjections                   //
 	needNATS                          //
 	tolerant                          // the connection to an unavailable server is nil
@@ -118,7 +119,7 @@ func (p Process) command(d command) *cobra.Command {
 				return err
 			}
 		}
-		if d.needs&needAll != 0 {
+		if d.needs&(needAll|needOutbox) != 0 {
 			if s.system, err = p.open(c.Context(), s.data, d.name, d.needs); err != nil {
 				return err
 			}
@@ -215,8 +216,12 @@ func (p Process) open(ctx context.Context, data, name string, needs needs) (_ *s
 		}
 	}()
 	all := needs&needNATS != 0
-	if needs&needTruth != 0 {
-		if y.Truth, err = y.database(ctx, status.ServerTruth, s.DatabaseURL, name, migrations.Truth, all); err != nil {
+	if needs&(needTruth|needOutbox) != 0 {
+		schema := migrations.Truth
+		if needs&needOutbox != 0 {
+			schema = migrations.Outbox
+		}
+		if y.Truth, err = y.database(ctx, status.ServerTruth, s.DatabaseURL, name, schema, all); err != nil {
 			return nil, err
 		}
 	}
@@ -266,7 +271,7 @@ func (y *system) database(ctx context.Context, server, url, name string, schema 
 		}
 	}
 	alone, err := checkSchema(ctx, pool, schema)
-	if y.OutboxAlone = alone; alone && schema != migrations.Truth {
+	if y.OutboxAlone = alone; alone && schema == migrations.Projections {
 		err = errOutboxAlone
 	}
 	if err != nil {

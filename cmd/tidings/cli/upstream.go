@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -209,10 +208,7 @@ func (p Process) upstreamShowCommand() *cobra.Command {
 			if err != nil {
 				return nil, err
 			}
-			return reports(nil, func(w io.Writer) error {
-				_, err := w.Write(file)
-				return err
-			}), nil
+			return reports(nil, verbatim(file)), nil
 		},
 	})
 }
@@ -258,20 +254,13 @@ func (p Process) upstreamHistoryCommand() *cobra.Command {
 				versions = append(versions, upstreamVersion{v.Version, v.At.UTC(), v.By, v.Reason, v.Removed, v.Changes})
 			}
 			return lists(versions, func(w io.Writer) error {
-				var errs []error
 				for _, v := range versions {
-					why := ""
-					if v.Reason != "" {
-						why = ": " + v.Reason
-					}
-					_, err := fmt.Fprintf(w, "Version %d, %s, %s%s\n", v.Version, utc(&v.At), v.Actor, why)
-					errs = append(errs, err)
+					sayVersion(w, v.Version, v.At, v.Actor, v.Reason)
 					for _, change := range v.Changes {
-						_, err := fmt.Fprintf(w, "  %s\n", change)
-						errs = append(errs, err)
+						fmt.Fprintf(w, "  %s\n", change)
 					}
 				}
-				return errors.Join(errs...)
+				return nil
 			}), nil
 		},
 	})
