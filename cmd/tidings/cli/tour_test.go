@@ -160,7 +160,7 @@ func shape(output string) string {
 	for _, r := range []struct{ from, to string }{
 		{`\d{4}-\d\d-\d\dT[\d:.]+Z`, "TIME"}, {`[0-9a-f]{8}-[0-9a-f-]{27}`, "UUID"}, {`"next":"[^"]*"`, `"next":"CURSOR"`},
 		{`"slug":"\w+"`, `"slug":"SLUG"`},
-		{`\w+-\S+-\d+-[0-9A-Z]{6}\b`, "-"}, {`(?m)^Partitions? [\d -]+ (is|are|wait).*\n`, ""}, {`-+`, "-"}, {`"\d+"`, `"N"`},
+		{`\w+-\S+-\d+-[0-9A-Z]{6}-\d+\b`, "-"}, {`(?m)^Partitions? [\d -]+ (is|are|wait).*\n`, ""}, {`-+`, "-"}, {`"\d+"`, `"N"`},
 		{`[\d,.]*\d`, "N"}, {`N ?(ms|µs|s)\b`, "N TIME"}, {` +`, " "},
 	} {
 		output = regexp.MustCompile(r.from).ReplaceAllString(output, r.to)
