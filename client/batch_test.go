@@ -267,7 +267,8 @@ func TestOnlyASilentAPIEndsABatch(t *testing.T) {
 				}
 				<-time.After(c.pause)
 			}
-			if took := time.Since(began); outcomes != edits || len(*requests) != c.requests || took < c.least || took > c.least+time.Second {
+			took := time.Since(began)
+			if outcomes != edits || len(*requests) != c.requests || took < c.least || took > c.least+time.Second {
 				t.Errorf("%s: %d outcomes, %d requests, %s", c.what, outcomes, len(*requests), took)
 			}
 		})

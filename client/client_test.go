@@ -510,7 +510,8 @@ func TestACallWithoutAnIDIsNotSent(t *testing.T) {
 	})
 	c, requests := fake(t, func(int, *http.Request) (*http.Response, error) { return reply(200, aLike) })
 	for _, id := range []client.ID{":", ":remove-edges", "a:b", "..."} {
-		if _, err := c.Likes.Get(t.Context(), id, id); err != nil || (*requests)[len(*requests)-1].URL.Path != "/v1/likes/"+string(id+"/"+id) {
+		_, err := c.Likes.Get(t.Context(), id, id)
+		if last := len(*requests) - 1; err != nil || (*requests)[last].URL.Path != "/v1/likes/"+string(id+"/"+id) {
 			t.Errorf("the id %q: %v", id, err)
 		}
 	}
