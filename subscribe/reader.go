@@ -414,7 +414,7 @@ const lookedFor = 3 * settings.Recheck
 
 // sure waits until the reader knows that the stream was not recreated meanwhile. A process that was
 // frozen or cut off may have missed that, and its answer would be taken for that of a new message.
-// It returns an error if Drain ends before.
+// It returns an error if Drain ends before, or the connection is closed.
 func (r *reader) sure() error {
 	if r.again {
 		return nil
@@ -437,6 +437,9 @@ func (r *reader) sure() error {
 			r.logRecreated(r.handling, st)
 			r.saw(now)
 			return nil
+		}
+		if r.js.Conn().IsClosed() {
+			return err
 		}
 		if err := work.Sleep(r.handling, work.Retry(failures)); err != nil {
 			return err
