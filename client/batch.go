@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"io"
 	"iter"
-	"mime"
 	"net/http"
 	"slices"
 	"strconv"
@@ -322,12 +321,7 @@ func (b *batch[T]) attempt(ctx context.Context, k *call, n int, ops []sent[T], o
 	for _, i := range open {
 		k.body = append(k.body, ops[i].line...)
 	}
-	if b.core.timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, b.core.timeout)
-		defer cancel()
-	}
-	a, err := b.core.send(ctx, k, n)
+	a, err := b.core.stream(ctx, k, n)
 	if err != nil {
 		_, known, _ := mayRepeat(err)
 		for _, i := range open {
@@ -336,10 +330,6 @@ func (b *batch[T]) attempt(ctx context.Context, k *call, n int, ops []sent[T], o
 		return 0, true, err
 	}
 	defer a.Body.Close() // errors do not matter: the body was only read
-	if media, _, _ := mime.ParseMediaType(a.Header.Get("Content-Type")); media != ndjson {
-		excerpt, _ := io.ReadAll(io.LimitReader(a.Body, maxExcerpt))
-		return 0, true, a.broken(k, excerpt, errors.New("the answer is not NDJSON"))
-	}
 	lines := bufio.NewReaderSize(a.Body, 64<<10)
 	var again []refused
 	for at, i := range open {
@@ -435,7 +425,7 @@ func (b *batch[T]) outcome(line []byte, op *sent[T]) (out Outcome[T], err error)
 		}
 	}
 	if s := b.core.session; s != nil && out.Token != "" {
-		s.put(b.subject(op, out.Entity), out.Token)
+		s.put(b.subject(op, out.Entity), out.Token, s.now())
 	}
 	return out, nil
 }

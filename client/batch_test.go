@@ -104,6 +104,26 @@ type lost struct{}
 
 func (lost) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
 
+// bounded is a body that breaks off when the request's context ends, and after a number of bytes is
+// silent until then.
+type bounded struct {
+	ctx context.Context
+	io.Reader
+	left int
+}
+
+func (b *bounded) Read(p []byte) (int, error) {
+	if b.left == 0 {
+		<-b.ctx.Done()
+	}
+	if err := b.ctx.Err(); err != nil {
+		return 0, err
+	}
+	n, err := b.Reader.Read(p[:min(len(p), b.left)])
+	b.left -= n
+	return n, err
+}
+
 // likes returns operations on posts: a put, or for a negative number a removal.
 func likes(c *client.Client, posts ...int) iter.Seq[client.Operation[client.Like]] {
 	return func(yield func(client.Operation[client.Like]) bool) {
@@ -205,6 +225,53 @@ func TestBrokenBatchesAreResumed(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// A slow caller gets every outcome that has arrived: a second request would find its edits stale.
+// Only a silent API ends an attempt.
+func TestOnlyASilentAPIEndsABatch(t *testing.T) {
+	const edits = 100
+	for _, c := range []struct {
+		what     string
+		answered int           // bytes of the first answer
+		pause    time.Duration // of the caller, for each outcome
+		least    time.Duration
+		requests int
+	}{
+		{"a slow caller", 1 << 20, time.Second, edits * time.Second, 1},
+		{"an API that becomes silent", 5000, 0, 30 * time.Second, 2},
+		{"an API that never answers", 0, 0, 30 * time.Second, 2},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			l := &ledger{t: t, version: 3}
+			cl, requests := fake(t, func(n int, r *http.Request) (*http.Response, error) {
+				resp, err := l.answer(n, r)
+				if n == 1 {
+					resp.Body = io.NopCloser(&bounded{r.Context(), resp.Body, c.answered})
+				}
+				return resp, err
+			})
+			ops := func(yield func(client.Operation[client.Comment]) bool) {
+				for i := range edits {
+					comment := client.Comment{CommentID: exampleUUID, ChildState: client.ChildState{Version: int64(3 + i)}}
+					if !yield(cl.Comments.EditOp(comment, client.CommentEdit{Body: "x"})) {
+						return
+					}
+				}
+			}
+			began, outcomes := time.Now(), 0
+			for o, err := range cl.Comments.Batch(t.Context(), ops) {
+				if outcomes++; err != nil || c.requests == 1 && o.Err() != nil {
+					t.Fatalf("%s: outcome %d: %v, %v", c.what, outcomes, err, o.Err())
+				}
+				<-time.After(c.pause)
+			}
+			took := time.Since(began)
+			if outcomes != edits || len(*requests) != c.requests || took < c.least || took > c.least+time.Second {
+				t.Errorf("%s: %d outcomes, %d requests, %s", c.what, outcomes, len(*requests), took)
+			}
+		})
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 )
 
@@ -35,7 +36,7 @@ func DefaultRetry() Retry {
 
 const (
 	maxAnswer  = 64 << 20 // bytes of a result
-	maxProblem = 64 << 10 // bytes of a problem
+	maxProblem = 1 << 20  // bytes of a problem, which may have an entity whose characters are all escaped
 	maxExcerpt = 200
 	ndjson     = "application/x-ndjson"
 )
@@ -53,6 +54,7 @@ type call struct {
 	session bool   // reads a projection, so it carries the session's tokens
 	safe    bool   // may be repeated if the outcome of an attempt is unknown
 	subject string // the entity of the write, for the session; "": the answer's Location
+	began   int    // when the attempt began, for the session
 	unknown bool   // the outcome of an attempt is unknown
 	names   names  // of the kind
 }
@@ -208,6 +210,67 @@ func (c *core) attempt(ctx context.Context, k *call, n int) (body []byte, a *ans
 	return body, a, nil
 }
 
+// stream sends the call once. The caller reads lines of NDJSON from the answer, and closes it. The
+// attempt ends if the API is silent for too long. The time that the caller takes between two reads
+// does not count: otherwise a slow caller would lose outcomes that have already arrived.
+func (c *core) stream(ctx context.Context, k *call, n int) (*answer, error) {
+	limit := c.timeout
+	if limit <= 0 {
+		limit = math.MaxInt64
+	}
+	ctx, end := context.WithCancel(ctx)
+	l := &lines{limit: limit, end: end}
+	l.silence = time.AfterFunc(limit, func() {
+		l.silent.Store(true)
+		end()
+	})
+	a, err := c.send(ctx, k, n)
+	l.silence.Stop()
+	if err != nil {
+		end()
+		if t := (*TransportError)(nil); errors.As(err, &t) {
+			t.Err = l.cause(t.Err)
+		}
+		return nil, err
+	}
+	l.ReadCloser, a.Body = a.Body, l
+	if media, _, _ := mime.ParseMediaType(a.Header.Get("Content-Type")); media != ndjson {
+		excerpt, _ := io.ReadAll(io.LimitReader(l, maxExcerpt))
+		_ = l.Close() // errors do not matter: the body was only read
+		return nil, a.broken(k, excerpt, errors.New("the answer is not NDJSON"))
+	}
+	return a, nil
+}
+
+// lines is the body of an answer that is read while the API writes it.
+type lines struct {
+	io.ReadCloser
+	limit   time.Duration
+	silence *time.Timer // ends the request
+	silent  atomic.Bool // it has
+	end     context.CancelFunc
+}
+
+func (l *lines) Read(p []byte) (int, error) {
+	l.silence.Reset(l.limit)
+	defer l.silence.Stop()
+	n, err := l.ReadCloser.Read(p)
+	return n, l.cause(err)
+}
+
+// cause returns the limit's error in the place of the one that its end of the request leads to.
+func (l *lines) cause(err error) error {
+	if err != nil && l.silent.Load() {
+		return context.DeadlineExceeded
+	}
+	return err
+}
+
+func (l *lines) Close() error {
+	defer l.end()
+	return l.ReadCloser.Close()
+}
+
 // answer is an answer to a request. If send returned no error, the caller must still read the body.
 type answer struct{ *http.Response }
 
@@ -270,6 +333,9 @@ func (c *core) request(ctx context.Context, k *call) (*http.Request, error) {
 	if c.actor != "" && req.Header.Get("Tidings-Actor") == "" && k.method != http.MethodGet {
 		req.Header.Set("Tidings-Actor", c.actor)
 	}
+	if c.session != nil {
+		k.began = c.session.now()
+	}
 	if k.session && c.session != nil {
 		if all := c.session.all(); len(all) > 0 {
 			req.Header["Tidings-Token"] = append(req.Header["Tidings-Token"], all...)
@@ -285,7 +351,7 @@ func (c *core) wrote(k *call, a *answer) {
 		if subject == "" {
 			subject = a.Header.Get("Location")
 		}
-		c.session.put(subject, token)
+		c.session.put(subject, token, k.began)
 	}
 }
 
@@ -402,7 +468,7 @@ func mayRepeat(err error) (again, known bool, asked time.Duration) {
 
 // retryAfter reads the value of Retry-After (RFC 9110, 10.2.3): seconds, or a date.
 func retryAfter(value string) time.Duration {
-	if s, err := strconv.ParseInt(value, 10, 32); err == nil {
+	if s, err := strconv.ParseInt(value, 10, 32); err == nil || errors.Is(err, strconv.ErrRange) { // then s is the bound
 		return time.Duration(max(s, 0)) * time.Second
 	}
 	if t, err := http.ParseTime(value); err == nil {

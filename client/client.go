@@ -22,8 +22,8 @@ func ParseID(s string) (ID, error) { return event.ParseID(s) }
 // IDOf returns the id that is a decimal number.
 func IDOf[N ~int | ~int64](n N) ID { return event.IDOf(n) }
 
-// segment is the id in a path.
-func segment(id ID) string { return url.PathEscape(string(id)) }
+// segment is the id in a path. It has no colon, because in paths a colon begins a verb.
+func segment(id ID) string { return strings.ReplaceAll(url.PathEscape(string(id)), ":", "%3A") }
 
 // Client calls the API. Make one with New and share it: it is safe for concurrent use. Every call
 // of a zero Client returns ErrNoClient.
@@ -85,8 +85,9 @@ func WithHTTPClient(h *http.Client) Setting { return func(s *settings) { s.http 
 // WithRetry sets how requests are repeated. The zero Retry repeats none.
 func WithRetry(r Retry) Setting { return func(s *settings) { s.retry = r } }
 
-// WithAttemptTimeout bounds each attempt. The default is 30 seconds, and 0 sets no bound. The
-// context bounds all attempts together.
+// WithAttemptTimeout bounds each attempt. The default is 30 seconds, and 0 sets no bound. For
+// batches and exports, it bounds the silence of the API: the time that the caller takes for an item
+// does not count. The context bounds all attempts together.
 func WithAttemptTimeout(d time.Duration) Setting { return func(s *settings) { s.timeout = d } }
 
 // New returns a client of the API at baseURL, for example https://tidings.example. It sends

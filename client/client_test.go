@@ -259,6 +259,16 @@ func TestRetriesAreBounded(t *testing.T) {
 			t.Errorf("a wait beyond the deadline: %v after %s, %d requests", err, time.Since(start), len(*requests))
 		}
 
+		for value, most := range map[string]int{"2592000": 1, "99999999999999999999": 1, "-99999999999999999999": 5, "soon": 5} {
+			c, requests = fake(t, func(int, *http.Request) (*http.Response, error) {
+				return refuse(503, "overloaded", "Retry-After: "+value)
+			})
+			if _, err = c.Likes.Get(t.Context(), "7", "42"); !client.IsUnavailable(err) || len(*requests) != most {
+				t.Errorf("Retry-After: %s: %v after %d requests", value, err, len(*requests))
+			}
+		}
+
+		c, requests = fake(t, func(int, *http.Request) (*http.Response, error) { return refuse(503, "overloaded", "Retry-After: 5") })
 		ctx, stop := context.WithCancel(t.Context())
 		time.AfterFunc(300*time.Millisecond, stop)
 		start = time.Now()
@@ -322,6 +332,9 @@ func TestAnswersThatAreNone(t *testing.T) {
 			r.Body, r.ContentLength = io.NopCloser(endless{}), 1<<40
 			return r, err
 		}, isAnswerError(400), "larger than"},
+		{"a problem with an entity whose characters are escaped", func() (*http.Response, error) {
+			return reply(412, `{"code":"version-stale","status":412,"current":{"body":"`+strings.Repeat(`\u003c`, 16<<10)+`"}}`)
+		}, client.IsStale, ""},
 		{"no result", func() (*http.Response, error) { return reply(200, "") }, isAnswerError(200), "unexpected end"},
 		{"an id that is none", func() (*http.Response, error) { return reply(200, strings.Replace(aLike, `"7"`, `"se/ven"`, 1)) },
 			isAnswerError(200), "a value is not an id"},
@@ -459,9 +472,7 @@ func pagesOf(t *testing.T, fail map[string]func() (*http.Response, error)) trans
 	}
 }
 
-// A list is read to its end. A list that ended early is resumed: no item is missing, and at most
-// one page is repeated. TestACallWithoutAnIDIsNotSent: its path would be another route's, or
-// none's.
+// The path of a call without an id would be another route's, or none's.
 func TestACallWithoutAnIDIsNotSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, requests := fake(t, func(int, *http.Request) (*http.Response, error) {
@@ -497,6 +508,13 @@ func TestACallWithoutAnIDIsNotSent(t *testing.T) {
 			t.Errorf("a route that does not exist: %v", err)
 		}
 	})
+	c, requests := fake(t, func(int, *http.Request) (*http.Response, error) { return reply(200, aLike) })
+	for _, id := range []client.ID{":", ":remove-edges", "a:b", "..."} {
+		_, err := c.Likes.Get(t.Context(), id, id)
+		if last := len(*requests) - 1; err != nil || (*requests)[last].URL.Path != "/v1/likes/"+string(id+"/"+id) {
+			t.Errorf("the id %q: %v", id, err)
+		}
+	}
 }
 
 func TestListsAreResumed(t *testing.T) {
@@ -585,6 +603,9 @@ func TestListsAreResumed(t *testing.T) {
 	}
 }
 
+// overlaps is the key of the channel for which an answer waits.
+type overlaps struct{}
+
 // A session sends the token of the last write of each entity with reads of projections, and with no
 // other request.
 func TestASessionShowsItsWrites(t *testing.T) {
@@ -639,7 +660,31 @@ func TestASessionShowsItsWrites(t *testing.T) {
 	if c.Session(s.Token(), "t2").Token() != "t3,t6,t2" {
 		t.Errorf("another session of the same has %q", c.Session(s.Token(), "t2").Token())
 	}
+	// The answers to two writes of an edge overtake each other: the session keeps both.
+	overlapping := make(chan struct{})
+	c, _ = fake(t, func(n int, r *http.Request) (*http.Response, error) {
+		if n == 1 {
+			close(overlapping)
+			<-r.Context().Value(overlaps{}).(chan struct{})
+		}
+		return reply(200, aLike, fmt.Sprintf("Tidings-Token: t%d", n))
+	})
+	s = c.Session()
+	first := make(chan struct{})
 	var writers sync.WaitGroup
+	writers.Go(func() {
+		if _, err := s.Likes.Put(context.WithValue(t.Context(), overlaps{}, first), "7", "1"); err != nil {
+			t.Error(err)
+		}
+	})
+	<-overlapping
+	put("1")
+	close(first)
+	writers.Wait()
+	want("t2", "t1")
+	put("1")
+	want("t3")
+
 	for w := range 8 {
 		writers.Go(func() {
 			for i := range 20 {

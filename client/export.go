@@ -6,9 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"iter"
-	"mime"
 	"net/http"
 	"time"
 )
@@ -137,20 +135,11 @@ func (x *Export) All(ctx context.Context) iter.Seq2[ExportState, error] {
 
 // attempt reads one answer. stop reports that the caller has stopped the iteration.
 func (x *Export) attempt(ctx context.Context, k *call, n int, yield func(ExportState, error) bool) (end string, stop bool, err error) {
-	if x.core.timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, x.core.timeout)
-		defer cancel()
-	}
-	a, err := x.core.send(ctx, k, n)
+	a, err := x.core.stream(ctx, k, n)
 	if err != nil {
 		return "", false, err
 	}
 	defer a.Body.Close() // errors do not matter: the body was only read
-	if media, _, _ := mime.ParseMediaType(a.Header.Get("Content-Type")); media != ndjson {
-		excerpt, _ := io.ReadAll(io.LimitReader(a.Body, maxExcerpt))
-		return "", false, a.broken(k, excerpt, errors.New("the answer is not NDJSON"))
-	}
 	lines := bufio.NewReaderSize(a.Body, 64<<10)
 	for {
 		line, err := readLine(lines)

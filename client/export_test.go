@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/tidings/tidings/client"
 )
@@ -86,4 +87,42 @@ func TestExportsAreResumed(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A slow caller does not end an answer, because only a silent API does.
+func TestASlowCallerReadsAnExport(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		answer := exportOf(t, nil)
+		c, requests := fake(t, func(n int, r *http.Request) (*http.Response, error) {
+			resp, err := answer(n, r)
+			resp.Body = io.NopCloser(&bounded{r.Context(), &slowly{resp.Body}, 1 << 20})
+			return resp, err
+		})
+		states := 0
+		for _, err := range c.Follows.Export().All(t.Context()) {
+			if states++; err != nil {
+				t.Fatal(err)
+			}
+			<-time.After(time.Minute)
+		}
+		if states != 5 || len(*requests) != 3 {
+			t.Errorf("%d states, %d requests", states, len(*requests))
+		}
+	})
+}
+
+// slowly is a body of which a line arrives every 20 seconds.
+type slowly struct{ io.Reader }
+
+func (s *slowly) Read(p []byte) (n int, err error) {
+	<-time.After(20 * time.Second)
+	for n < len(p) {
+		if _, err = io.ReadFull(s.Reader, p[n:n+1]); err != nil {
+			return n, err
+		}
+		if n++; p[n-1] == '\n' {
+			break
+		}
+	}
+	return n, nil
 }

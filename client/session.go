@@ -39,26 +39,41 @@ func (s *Session) Add(seen ...string) {
 	for _, several := range seen {
 		for token := range strings.SplitSeq(several, ",") {
 			if token = strings.TrimSpace(token); token != "" {
-				s.tokens.put(token, token)
+				s.tokens.put(token, token, s.tokens.now())
 			}
 		}
 	}
 }
 
-// tokens are the tokens of a session, by the written entity. A later write of an entity replaces
-// the earlier one.
+// tokens are the tokens of a session, by the written entity. A write replaces the writes of its
+// entity that had ended before it began. Of writes that overlap either may be the later one, so all
+// are kept.
 type tokens struct {
-	mu   sync.Mutex
-	kept []keptToken // oldest first
+	mu    sync.Mutex
+	kept  []keptToken // oldest first
+	clock int         // counts the kept tokens
 }
 
-type keptToken struct{ subject, token string }
+type keptToken struct {
+	subject, token string
+	ended          int
+}
 
-func (t *tokens) put(subject, token string) {
+// now is the beginning of a write.
+func (t *tokens) now() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.kept = slices.DeleteFunc(t.kept, func(k keptToken) bool { return k.subject == subject || k.token == token })
-	t.kept = append(t.kept, keptToken{subject, token})
+	return t.clock
+}
+
+func (t *tokens) put(subject, token string, began int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.kept = slices.DeleteFunc(t.kept, func(k keptToken) bool {
+		return k.subject == subject && k.ended <= began || k.token == token
+	})
+	t.clock++
+	t.kept = append(t.kept, keptToken{subject, token, t.clock})
 	if over := len(t.kept) - maxTokens; over > 0 {
 		t.kept = slices.Delete(t.kept, 0, over)
 	}

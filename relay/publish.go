@@ -108,7 +108,7 @@ func (w *writer) published(before, mark *outbox.Mark, rows []outbox.Row) *outbox
 	}
 	w.tail, w.failures, w.refusals = mark.NewTail, 0, 0
 	now := time.Now()
-	w.heard.Store(now.UnixNano())
+	w.heard.Store(&now)
 	for i := range rows {
 		w.metrics.path.Observe(&rows[i].Event, now)
 		if rows[i].Delayed { // the rows that wait behind it may become due

@@ -101,7 +101,7 @@ func TestARelayThatCannotReachAStreamsLeaderLeavesItToAnother(t *testing.T) {
 	answers := newWriter(w.session, outbox.Partition{Number: mine[1]})
 	w.writers.Start(ctx, answers.p.Number, answers, func(ctx context.Context) { <-ctx.Done() })
 	for range refuseAfter {
-		answers.heard.Store(time.Now().UnixNano())
+		answers.heard.Store(new(time.Now()))
 		if err := w.fail(ctx, &brokerError{stageCatchUp, broker.ErrNoLeader}); err != nil {
 			t.Fatalf("the relay gave up the others too: %v", err)
 		}

@@ -167,10 +167,11 @@ func (r *Relay) forget(held []int) {
 }
 
 // reaches reports whether the leader of another partition's stream has answered since the given
-// time. If so, the connection works.
+// time. If so, the connection works. Both times are monotonic: a wall clock that is set back would
+// keep a session that reaches nothing.
 func (s *session) reaches(besides *writer, since time.Time) bool {
 	for w := range s.writers.All {
-		if w != besides && w.heard.Load() > since.UnixNano() {
+		if at := w.heard.Load(); w != besides && at != nil && at.After(since) {
 			return true
 		}
 	}

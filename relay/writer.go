@@ -29,13 +29,13 @@ type writer struct {
 	tail       uint64 // the stream's last sequence, according to the last ack or catch-up
 	stored     uint64 // the value of tail_seq in outbox_partitions
 	horizon    horizon
-	checkedTo  int64        // BelowFloor has checked up to this id
-	limit      int          // rows of the next claim: fewer while payloads are large
-	failures   int          // in a row
-	refusals   int          // of the failures, publishes that a healthy broker refused
-	failing    time.Time    // time of the first of these failures
-	heard      atomic.Int64 // when the stream's leader last answered, in Unix ns
-	declared   bool         // this writer has declared the stream
+	checkedTo  int64                     // BelowFloor has checked up to this id
+	limit      int                       // rows of the next claim: fewer while payloads are large
+	failures   int                       // in a row
+	refusals   int                       // of the failures, publishes that a healthy broker refused
+	failing    time.Time                 // time of the first of these failures
+	heard      atomic.Pointer[time.Time] // when the stream's leader last answered; nil: never
+	declared   bool                      // this writer has declared the stream
 
 	nextDue, nextSample, nextCheck, nextFloorCheck, nextUnpark time.Time
 }
@@ -83,7 +83,7 @@ func (w *writer) run(ctx, drain context.Context) error {
 	for ctx.Err() == nil {
 		err := w.catchUp(drain)
 		if err == nil {
-			w.heard.Store(time.Now().UnixNano())
+			w.heard.Store(new(time.Now()))
 			if w.setTrouble(w.p.Number, nil) {
 				w.log.InfoContext(ctx, "partition resumed", "partition", w.p.Number, "tail", w.tail)
 			}
@@ -473,7 +473,7 @@ func (w *writer) check(ctx context.Context) error {
 	if err != nil {
 		return &brokerError{stageCatchUp, err}
 	}
-	w.heard.Store(time.Now().UnixNano())
+	w.heard.Store(new(time.Now()))
 	return nil
 }
 

@@ -244,6 +244,7 @@ func (s *subscriber) ended(ctx context.Context, st broker.Stream, all []broker.S
 func (s *subscriber) assignReaders(ctx, handling context.Context) {
 	qctx, cancel := context.WithTimeout(ctx, s.Broker.Timeout)
 	defer cancel()
+	asked := time.Now()
 	streams, err := s.list(qctx)
 	if ctx.Err() != nil {
 		return
@@ -271,6 +272,7 @@ func (s *subscriber) assignReaders(ctx, handling context.Context) {
 		switch {
 		case done:
 		case busy:
+			r.saw(asked)
 			n, err := r.pending(qctx, st)
 			pending, reading = pending+n, append(reading, r)
 			if err == nil && n == 0 {

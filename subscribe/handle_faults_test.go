@@ -5,10 +5,12 @@ package subscribe_test
 import (
 	"context"
 	"errors"
+	"net/url"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/tidings/tidings/event"
@@ -94,5 +96,74 @@ func TestWhatTakesLongerThanTakeoverIsNotDeliveredAgain(t *testing.T) {
 	})
 	if again > 0 {
 		t.Errorf("%d events that take longer than Takeover were delivered again: an instance did not report progress", again)
+	}
+}
+
+// TestAnAnswerThatWaitedIsNotTakenForThatOfARecreatedStream: an instance is cut off while the
+// stream is recreated, and its function returns before it can know. NATS would take its answer for
+// that of the new event with the same sequence, which another instance has in hand and never
+// handles.
+func TestAnAnswerThatWaitedIsNotTakenForThatOfARecreatedStream(t *testing.T) {
+	r := newRig(t, 1)
+	u, err := url.Parse(r.b.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	link := testkit.NewProxy(t, u.Host)
+	u.Host = link.Addr()
+	nc, err := nats.Connect(u.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+
+	old := follow("1", "2", 1)
+	r.publish(old)
+	entered, leave, returned := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	d, health := newDiary(), &subscribe.Health{}
+	cutOff := r.start(func(ctx context.Context) error {
+		return subscribe.Handle(ctx, nc, "mailer", "follow.*", func(_ context.Context, e subscribe.Event[event.Edge]) error {
+			if e.ID == old.ID {
+				close(entered)
+				<-leave
+				close(returned)
+				return nil
+			}
+			d.note(e)
+			return nil
+		}, subscribe.Log(testkit.Logger(t)), subscribe.Report(health), subscribe.Takeover(time.Minute), subscribe.Timeout(time.Minute))
+	})
+	<-entered
+	link.Stall()
+	r.recreate()
+	r.publish(follow("1", "3", 1))
+	inHand := make(chan struct{})
+	other := r.start(func(ctx context.Context) error {
+		return subscribe.Handle(ctx, r.nc, "mailer", "follow.*", func(ctx context.Context, _ subscribe.Event[event.Edge]) error {
+			close(inHand)
+			<-ctx.Done()
+			return ctx.Err()
+		}, subscribe.Log(testkit.Logger(t)), subscribe.Takeover(time.Minute), subscribe.Timeout(time.Minute),
+			subscribe.Drain(testkit.Stretched(time.Second)))
+	})
+	<-inHand
+	r.await("the instance to know that NATS does not answer", func() (bool, error) { return health.Ready(t.Context()) != nil, nil })
+	close(leave)
+	<-returned
+	link.Heal()
+	r.await("the instance to reach NATS", func() (bool, error) { return health.Ready(t.Context()) == nil, nil })
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if err := other.stop(); err != nil {
+		t.Error(err)
+	}
+	r.await("the new event", func() (bool, error) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return len(d.versions["3"]) > 0, nil
+	})
+	if err := cutOff.stop(); err != nil {
+		t.Error(err)
 	}
 }

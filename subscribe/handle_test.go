@@ -418,6 +418,35 @@ func TestAHandlerThatNeverReturnsEndsTheSubscriberAndIsNotAcknowledged(t *testin
 	}
 }
 
+// TestAClosedConnectionEndsTheSubscriberAtOnce: NATS can get no answer for the event in hand.
+func TestAClosedConnectionEndsTheSubscriberAtOnce(t *testing.T) {
+	r := newRig(t, 1)
+	r.publish(follow("1", "2", 1))
+	nc := r.b.Connect(t)
+	entered, leave := make(chan struct{}), make(chan struct{})
+	w := r.start(func(ctx context.Context) error {
+		return subscribe.Handle(ctx, nc, "mailer", "follow.*", func(context.Context, subscribe.Event[event.Edge]) error {
+			close(entered)
+			<-leave
+			return nil
+		}, subscribe.Log(testkit.Logger(t)), subscribe.Timeout(time.Hour), subscribe.Drain(time.Hour))
+	})
+	<-entered
+	nc.Close()
+	close(leave)
+	r.await("Handle to return", func() (bool, error) {
+		select {
+		case <-w.done:
+			return true, nil
+		default:
+			return false, nil
+		}
+	})
+	if err := w.stop(); !errors.Is(err, subscribe.ErrClosed) {
+		t.Errorf("%v, want ErrClosed", err)
+	}
+}
+
 // TestAnEventOfARecreatedStreamIsNotTakenForOneInHand: both have the same sequence, and a durable
 // consumer knows an acknowledgment by its sequence alone. A second copy of either would only be
 // superfluous.

@@ -58,10 +58,12 @@ type reader struct {
 	room              work.Signal // an event was finished
 	consumer          jetstream.Consumer
 	workers           sync.WaitGroup
+	looking           sync.Mutex // held by sure
 
 	mu      sync.Mutex
 	created time.Time // of the stream, and up to where NATS has delivered it; for Bootstrap
 	passed  uint64
+	looked  time.Time // when the last look at the stream began
 	undone  map[uint64]*message
 	queues  map[aggregate][]*message // the first of each queue is being handled
 	failing map[aggregate]bool       // the first of the queue has failed and will be tried again
@@ -407,8 +409,71 @@ func (r *reader) disown(before time.Time) {
 	r.held = slices.DeleteFunc(r.held, func(m *message) bool { return m.former })
 }
 
+// lookedFor is how long a look at the stream vouches for it.
+const lookedFor = 3 * settings.Recheck
+
+// sure waits until the reader knows that the stream was not recreated meanwhile. A process that was
+// frozen or cut off may have missed that, and its answer would be taken for that of a new message.
+// It returns an error if Drain ends before, or the connection is closed.
+func (r *reader) sure() error {
+	if r.again {
+		return nil
+	}
+	r.looking.Lock()
+	defer r.looking.Unlock()
+	for failures := 1; ; failures++ {
+		r.mu.Lock()
+		at, now := r.looked, time.Now()
+		r.mu.Unlock()
+		// The monotonic clock stops while the machine sleeps. A connection keeps answers for later.
+		if r.js.Conn().IsConnected() && now.Sub(at) < lookedFor && now.Round(0).Sub(at.Round(0)) < lookedFor {
+			return nil
+		}
+		st, err := r.look(r.handling)
+		if errors.Is(err, jetstream.ErrStreamNotFound) || errors.Is(err, jetstream.ErrConsumerNotFound) {
+			return nil // there is nothing to take the answer for its own
+		}
+		if err == nil {
+			r.logRecreated(r.handling, st)
+			r.saw(now)
+			return nil
+		}
+		if r.js.Conn().IsClosed() {
+			return err
+		}
+		if err := work.Sleep(r.handling, work.Retry(failures)); err != nil {
+			return err
+		}
+	}
+}
+
+// look reads the stream as subscriber.list does.
+func (r *reader) look(ctx context.Context) (st broker.Stream, err error) {
+	if r.Tenant == 0 {
+		number, _ := r.Broker.Number(r.stream)
+		return broker.ReadStream(ctx, r.js, r.Broker, number)
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.Broker.Timeout)
+	defer cancel()
+	c, err := r.js.Consumer(ctx, r.stream, r.durable)
+	if err == nil {
+		st.Name, st.Created = r.stream, c.CachedInfo().Created
+	}
+	return st, err
+}
+
+// saw records a look at the stream that began at a time.
+func (r *reader) saw(at time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.looked = at
+}
+
 // answer answers NATS for a message in hand.
 func (r *reader) answer(m *message, how func() error) error {
+	if err := r.sure(); err != nil {
+		return err
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if m.former {
