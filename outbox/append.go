@@ -73,7 +73,8 @@ func (s Schema) statement(sql string) string {
 // entity, so the ids of one entity's events are in the order of their commits.
 //
 // If an event could never be published, Append writes nothing and returns an *event.InvalidError
-// that names the column. The transaction remains usable.
+// that names the column. The transaction remains usable. But PostgreSQL ends it for a payload that
+// jsonb cannot store: one that is not JSON, or that has an escaped NUL character.
 func Append(ctx context.Context, tx pgx.Tx, events []event.Event) error {
 	return Schema("").Append(ctx, tx, events)
 }

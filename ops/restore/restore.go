@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -334,21 +335,14 @@ func (r *restore) erasures(ctx context.Context) (all []broker.ErasedPerson, err 
 		return nil, err
 	}
 	all = slices.DeleteFunc(all, func(p broker.ErasedPerson) bool { return p.Requested.Before(r.o.Since) })
-	const page = 1000
-	for before := (*time.Time)(nil); ; {
-		records, err := erasure.List(ctx, r.Truth, before, page)
-		if err != nil {
-			return nil, err
+	records, err := erasure.List(ctx, r.Truth, nil, math.MaxInt32)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range records {
+		if e.FinishedAt == nil || !e.FinishedAt.Before(r.o.Since) {
+			all = append(all, broker.ErasedPerson{TenantID: e.TenantID, PersonID: e.AuthorID, Requested: e.RequestedAt.UTC()})
 		}
-		for _, e := range records {
-			if e.FinishedAt == nil || !e.FinishedAt.Before(r.o.Since) {
-				all = append(all, broker.ErasedPerson{TenantID: e.TenantID, PersonID: e.AuthorID, Requested: e.RequestedAt.UTC()})
-			}
-		}
-		if len(records) < page {
-			break
-		}
-		before = &records[page-1].RequestedAt
 	}
 	by := func(a, b broker.ErasedPerson) int {
 		return cmp.Or(cmp.Compare(a.TenantID, b.TenantID), cmp.Compare(a.PersonID, b.PersonID))
