@@ -233,11 +233,11 @@ func (s childShape) event(tenant int64, c event.Child, eventType string, m Meta)
 // children_archive_KIND_pkey. Locks: none.
 const childGetSQL = `
 SELECT /* store.child_get */ c.tenant_id, ` + childColumns + `
-  FROM unnest(@tenants::bigint[], @child_ids::uuid[]) AS w(tenant_id, child_id)
+  FROM unnest(@tenants::bigint[], @child_ids::text[]::uuid[]) AS w(tenant_id, child_id)
   JOIN {{.All}} c ON c.tenant_id = w.tenant_id AND c.child_id = w.child_id`
 
 func (s childShape) get(ctx context.Context, tx postgres.Querier, tenant int64, ids []string) (map[string]childRow, error) {
-	got, err := s.collect(ctx, tx, childGetSQL, pgx.StrictNamedArgs{"tenants": sameTenant(tenant, len(ids)), "child_ids": ids})
+	got, err := s.collect(ctx, tx, childGetSQL, postgres.Args{"tenants": sameTenant(tenant, len(ids)), "child_ids": ids})
 	byID := make(map[string]childRow, len(got))
 	for k, r := range got {
 		byID[k.id] = r
@@ -246,7 +246,7 @@ func (s childShape) get(ctx context.Context, tx postgres.Querier, tenant int64, 
 }
 
 // collect runs a statement that reads children by their ids.
-func (s childShape) collect(ctx context.Context, q postgres.Querier, sql string, args pgx.StrictNamedArgs) (map[childKey]childRow, error) {
+func (s childShape) collect(ctx context.Context, q postgres.Querier, sql string, args postgres.Args) (map[childKey]childRow, error) {
 	rows, _ := q.Query(ctx, s.sql(sql), args)
 	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[childState])
 	if err != nil {

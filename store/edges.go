@@ -183,21 +183,23 @@ func ofKind(tenant int64, k kinds.Edge, writes []EdgeWrite) []EdgeWrite {
 }
 
 // removeEdgesSQL makes ACTIVE edges REMOVED, and returns them. It locks them in key order first: an
-// UPDATE alone would lock in the order of its plan. Index: edges_KIND_pkey. Locks: the edges, in
-// key order.
+// UPDATE alone would lock in the order of its plan. Plan: as heldSQL. Index: edges_KIND_pkey.
+// Locks: the edges, in key order.
 const removeEdgesSQL = `
 WITH wanted AS (
-  SELECT * FROM unnest(@tenants::bigint[], @froms::text[], @tos::text[], @versions::bigint[]) AS w(tenant_id, from_id, to_id, version)
+  SELECT * FROM unnest((SELECT @tenants::bigint[]), @froms::text[], @tos::text[], @versions::bigint[])
+    AS w(tenant_id, from_id, to_id, version)
 ), held AS (
   SELECT e.tenant_id, e.from_id, e.to_id, w.version
-    FROM {edges} e JOIN wanted w ON e.tenant_id = w.tenant_id AND e.from_id = w.from_id AND e.to_id = w.to_id
-   ORDER BY e.tenant_id, e.from_id, e.to_id
+    FROM {edges} e JOIN wanted w ON e.tenant_id = ANY (ARRAY[w.tenant_id]) AND e.from_id = w.from_id AND e.to_id = w.to_id
+   ORDER BY w.tenant_id, w.from_id COLLATE "C", w.to_id COLLATE "C"
      FOR NO KEY UPDATE OF e
 )
 UPDATE /* store.remove_edges */ {edges} e
    SET status = 'REMOVED', version = e.version + 1, updated_at = GREATEST(now(), e.updated_at)
   FROM held h
- WHERE e.tenant_id = h.tenant_id AND e.from_id = h.from_id AND e.to_id = h.to_id AND e.status = 'ACTIVE' AND h.version IN (0, e.version)
+ WHERE e.tenant_id = ANY (ARRAY[h.tenant_id]) AND e.from_id = h.from_id AND e.to_id = h.to_id
+   AND e.status = 'ACTIVE' AND h.version IN (0, e.version)
 RETURNING e.tenant_id, e.from_id, e.to_id, e.status, e.version, e.created_at, e.positioned_at, e.updated_at, e.attributes`
 
 // removeAgainSQL is removeEdgesSQL for the second removal of an edge in one batch. The batch has
@@ -285,13 +287,14 @@ func (w *EdgeWrite) merge(out *EdgeOutcome) bool {
 	return out.Err == nil
 }
 
-// lockEdgesSQL locks edges and reads them. Index: edges_KIND_pkey. Locks: the edges, in key order.
+// lockEdgesSQL locks edges and reads them. Plan: as heldSQL. Index: edges_KIND_pkey. Locks: the
+// edges, in key order.
 const lockEdgesSQL = `
 SELECT /* store.lock_edges */ e.tenant_id, e.from_id, e.to_id, e.status, e.version, e.created_at, e.positioned_at, e.updated_at,
        e.attributes
-  FROM unnest(@tenants::bigint[], @froms::text[], @tos::text[]) AS w(tenant_id, from_id, to_id)
-  JOIN {edges} e ON e.tenant_id = w.tenant_id AND e.from_id = w.from_id AND e.to_id = w.to_id
- ORDER BY e.tenant_id, e.from_id, e.to_id
+  FROM unnest((SELECT @tenants::bigint[]), @froms::text[], @tos::text[]) AS w(tenant_id, from_id, to_id)
+  JOIN {edges} e ON e.tenant_id = ANY (ARRAY[w.tenant_id]) AND e.from_id = w.from_id AND e.to_id = w.to_id
+ ORDER BY w.tenant_id, w.from_id COLLATE "C", w.to_id COLLATE "C"
    FOR NO KEY UPDATE OF e`
 
 // insertEdgesSQL creates missing edges and returns them. It locks the others without a change.
@@ -304,14 +307,15 @@ SELECT w.*
 ON CONFLICT (tenant_id, from_id, to_id) DO UPDATE SET status = e.status WHERE false
 RETURNING e.tenant_id, e.from_id, e.to_id, e.status, e.version, e.created_at, e.positioned_at, e.updated_at, e.attributes`
 
-// updateEdgesSQL makes edges ACTIVE with these attributes. The transaction has locked them.
-// Index: edges_KIND_pkey. Locks: the edges, which the transaction has locked.
+// updateEdgesSQL makes edges ACTIVE with these attributes. The transaction has locked them. Plan:
+// as heldSQL. Index: edges_KIND_pkey. Locks: the edges, which the transaction has locked.
 const updateEdgesSQL = `
 UPDATE /* store.update_edges */ {edges} e
    SET status = 'ACTIVE', attributes = w.attributes, version = e.version + 1, updated_at = GREATEST(now(), e.updated_at),
        positioned_at = CASE WHEN e.status = 'ACTIVE' THEN e.positioned_at ELSE GREATEST(now(), e.updated_at) END
-  FROM unnest(@tenants::bigint[], @froms::text[], @tos::text[], @attributes::text[]::jsonb[]) AS w(tenant_id, from_id, to_id, attributes)
- WHERE e.tenant_id = w.tenant_id AND e.from_id = w.from_id AND e.to_id = w.to_id
+  FROM unnest((SELECT @tenants::bigint[]), @froms::text[], @tos::text[], @attributes::text[]::jsonb[])
+    AS w(tenant_id, from_id, to_id, attributes)
+ WHERE e.tenant_id = ANY (ARRAY[w.tenant_id]) AND e.from_id = w.from_id AND e.to_id = w.to_id
 RETURNING e.tenant_id, e.from_id, e.to_id, e.status, e.version, e.created_at, e.positioned_at, e.updated_at, e.attributes`
 
 // putGuarded writes a turn of puts with attributes or guards. It first creates missing edges and

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/kinds"
 )
 
@@ -44,18 +45,22 @@ type ChildDelete struct {
 // heldSQL lists the children of @child_ids with their new values, and locks the existing ones in
 // key order. Without it, an UPDATE would lock in the order of its plan. It leaves out children of
 // a shelved thread, even if the child itself has not moved yet: the thread must return first.
+// Plans: the statements that change rows by their keys are planned once, as childSurroundingsSQL
+// is. A list of one tenant leaves PostgreSQL no join but a probe per item; with plain equality, a
+// plan of an empty table walks an index and keeps doing so while the table grows. Guards do not
+// say that author_state is ACTIVE for the same reason: the index children_KIND_author_key does.
 // Index: children_KIND_pkey, archived_threads_stub_idx.
 const heldSQL = `
 WITH wanted AS (
-  SELECT * FROM unnest(@tenants::bigint[], @child_ids::uuid[], @if_versions::bigint[], @values::text[]
+  SELECT * FROM unnest((SELECT @tenants::bigint[]), @child_ids::text[]::uuid[], @if_versions::bigint[], @values::text[]
                        {{- if .Attributes}}, @attributes::text[]{{end}})
     AS w(tenant_id, child_id, if_version, value{{if .Attributes}}, attributes{{end}})
 ), held AS (
   SELECT w.*
-    FROM {{.Table}} c JOIN wanted w ON c.tenant_id = w.tenant_id AND c.child_id = w.child_id
+    FROM {{.Table}} c JOIN wanted w ON c.tenant_id = ANY (ARRAY[w.tenant_id]) AND c.child_id = w.child_id
    WHERE NOT EXISTS (SELECT FROM archived_threads a WHERE a.tenant_id = c.tenant_id AND a.kind = '{{.Kind}}'
                         AND a.object_id = c.object_id AND a.state <> 'RETURNED' OFFSET 0)
-   ORDER BY c.tenant_id, c.child_id
+   ORDER BY w.tenant_id, w.child_id
      FOR NO KEY UPDATE OF c
 )`
 
@@ -67,8 +72,8 @@ UPDATE /* store.child_edit */ {{.Table}} c
    SET body = {{if .Attributes}}coalesce(h.value, c.body), attributes = coalesce(h.attributes::jsonb, c.attributes){{else}}h.value{{end}},
        version = c.version + 1, updated_at = GREATEST(now(), c.updated_at)
   FROM held h
- WHERE c.tenant_id = h.tenant_id AND c.child_id = h.child_id AND (h.if_version = 0 OR c.version = h.if_version)
-   AND c.author_state = 'ACTIVE' AND c.moderation_state NOT IN ('HIDDEN', 'REMOVED')
+ WHERE c.tenant_id = ANY (ARRAY[h.tenant_id]) AND c.child_id = h.child_id AND (h.if_version = 0 OR c.version = h.if_version)
+   AND c.author_state NOT IN ('DELETED', 'ERASED') AND c.moderation_state NOT IN ('HIDDEN', 'REMOVED')
    AND {{if .Attributes}}(c.body <> h.value OR h.attributes IS NOT NULL AND c.attributes IS DISTINCT FROM h.attributes::jsonb)
        {{- else}}c.body <> h.value{{end}}
 RETURNING c.tenant_id, ` + childColumns
@@ -122,8 +127,8 @@ const childDeleteSQL = heldSQL + `
 UPDATE /* store.child_delete */ {{.Table}} c
    SET author_state = 'DELETED', version = c.version + 1, updated_at = GREATEST(now(), c.updated_at)
   FROM held h
- WHERE c.tenant_id = h.tenant_id AND c.child_id = h.child_id AND (h.if_version = 0 OR c.version = h.if_version)
-   AND c.author_state = 'ACTIVE'
+ WHERE c.tenant_id = ANY (ARRAY[h.tenant_id]) AND c.child_id = h.child_id AND (h.if_version = 0 OR c.version = h.if_version)
+   AND c.author_state NOT IN ('DELETED', 'ERASED')
 RETURNING c.tenant_id, ` + childColumns
 
 // DeleteChildren deletes children for their author. An outcome's error is ErrNotFound, a
@@ -179,8 +184,8 @@ const childModerateSQL = heldSQL + `
 UPDATE /* store.child_moderate */ {{.Table}} c
    SET moderation_state = h.value, version = c.version + 1, updated_at = GREATEST(now(), c.updated_at)
   FROM held h
- WHERE c.tenant_id = h.tenant_id AND c.child_id = h.child_id AND (h.if_version = 0 OR c.version = h.if_version)
-   AND c.author_state = 'ACTIVE' AND c.moderation_state <> h.value
+ WHERE c.tenant_id = ANY (ARRAY[h.tenant_id]) AND c.child_id = h.child_id AND (h.if_version = 0 OR c.version = h.if_version)
+   AND c.author_state NOT IN ('DELETED', 'ERASED') AND c.moderation_state <> h.value
 RETURNING c.tenant_id, ` + childColumns
 
 // ModerateChildren approves, hides or removes children, or sets them to wait for a moderator, from
@@ -243,8 +248,8 @@ func (c change) check() error {
 func (c change) key() childKey { return childKey{c.meta.tenant, c.id} }
 
 // keysOf are the arguments that name the children of a turn.
-func keysOf(changes []change, turn []int) pgx.StrictNamedArgs {
-	return pgx.StrictNamedArgs{
+func keysOf(changes []change, turn []int) postgres.Args {
+	return postgres.Args{
 		"tenants":   column(turn, func(i int) int64 { return changes[i].meta.tenant }),
 		"child_ids": column(turn, func(i int) string { return changes[i].id }),
 	}
@@ -280,13 +285,13 @@ func (k *childKind) change(ctx context.Context, changes []change, at place, kind
 	return out, nil
 }
 
-// childLockSQL locks children and reads them. Index: children_KIND_pkey. Locks: the children, in
-// key order.
+// childLockSQL locks children and reads them. Plan: as heldSQL. Index: children_KIND_pkey. Locks:
+// the children, in key order.
 const childLockSQL = `
 SELECT /* store.child_lock */ c.tenant_id, ` + childColumns + `
-  FROM unnest(@tenants::bigint[], @child_ids::uuid[]) AS w(tenant_id, child_id)
-  JOIN {{.Table}} c ON c.tenant_id = w.tenant_id AND c.child_id = w.child_id
- ORDER BY c.tenant_id, c.child_id
+  FROM unnest((SELECT @tenants::bigint[]), @child_ids::text[]::uuid[]) AS w(tenant_id, child_id)
+  JOIN {{.Table}} c ON c.tenant_id = ANY (ARRAY[w.tenant_id]) AND c.child_id = w.child_id
+ ORDER BY w.tenant_id, w.child_id
    FOR NO KEY UPDATE OF c`
 
 // mergeTurn locks the children and merges the changed attributes into their present ones. An

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
 )
 
 // ErrTargetUnknown reports an edge to a child that the tenant does not have. It is an ErrNotFound.
@@ -27,21 +28,21 @@ func (e *TargetGoneError) Error() string {
 }
 
 // lockTargetsSQL locks children, shelved or not, against an erasure and a move, and reads their
-// states. It waits for the shelf's rows first, as an erasure does. Index:
+// states. It waits for the shelf's rows first, as an erasure does. Plan: as heldSQL. Index:
 // children_archive_KIND_pkey, children_KIND_pkey. Locks: the children, those on the shelf first,
 // each in key order.
 const lockTargetsSQL = `
 WITH wanted AS (
-  SELECT * FROM unnest(@tenants::bigint[], @child_ids::uuid[]) AS w(tenant_id, child_id)
+  SELECT * FROM unnest((SELECT @tenants::bigint[]), @child_ids::text[]::uuid[]) AS w(tenant_id, child_id)
 ), shelved AS MATERIALIZED (
   SELECT c.tenant_id, c.child_id, c.author_state, c.moderation_state FROM {{.Shelf}} c
-  JOIN wanted w ON c.tenant_id = w.tenant_id AND c.child_id = w.child_id
-   ORDER BY c.tenant_id, c.child_id
+  JOIN wanted w ON c.tenant_id = ANY (ARRAY[w.tenant_id]) AND c.child_id = w.child_id
+   ORDER BY w.tenant_id, w.child_id
      FOR KEY SHARE OF c
 ), present AS MATERIALIZED (
   SELECT c.tenant_id, c.child_id, c.author_state, c.moderation_state FROM {{.Table}} c
-  JOIN wanted w ON c.tenant_id = w.tenant_id AND c.child_id = w.child_id
-   ORDER BY c.tenant_id, c.child_id
+  JOIN wanted w ON c.tenant_id = ANY (ARRAY[w.tenant_id]) AND c.child_id = w.child_id
+   ORDER BY w.tenant_id, w.child_id
      FOR KEY SHARE OF c
 )
 SELECT /* store.lock_targets */ tenant_id, child_id::text, author_state, moderation_state FROM shelved
@@ -63,7 +64,7 @@ func lockTargets(ctx context.Context, tx pgx.Tx, writes []EdgeWrite, turn []int,
 		}
 		var k childKey
 		var author, moderation string
-		rows, _ := tx.Query(ctx, s.sql(lockTargetsSQL), pgx.StrictNamedArgs{"tenants": tenants, "child_ids": ids})
+		rows, _ := tx.Query(ctx, s.sql(lockTargetsSQL), postgres.Args{"tenants": tenants, "child_ids": ids})
 		if _, err := pgx.ForEachRow(rows, []any{&k.tenant, &k.id, &author, &moderation}, func() error {
 			states[k] = ""
 			if !event.BodyTravels(author, moderation) {

@@ -304,13 +304,23 @@ func orNull(s string) *string {
 }
 
 // descendantsSQL changes the visible descendants of ancestors. An ancestor that comes later counts
-// for itself. Index: child_lists_path_idx. Locks: the ancestors' rows.
+// for itself. Plan: the path finds the ancestor in a read of its own, fenced as those of
+// childrenSQL. As a condition of the UPDATE, it is not enough: with statistics of a smaller table
+// PostgreSQL takes the primary key and reads all children of the tenant for each ancestor. The list
+// of one tenant leaves no join but a probe per ancestor. Index: child_lists_path_idx,
+// child_lists_pkey. Locks: the ancestors' rows.
 const descendantsSQL = `
 UPDATE /* threadcache.descendants */ child_lists t
    SET visible_descendants = t.visible_descendants + d.delta, shown = t.visible OR t.visible_descendants + d.delta > 0
-  FROM unnest(@tenants::bigint[], @kinds::text[], @objects::text[], @paths::text[], @deltas::int[])
-         AS d(tenant_id, kind, object_id, path, delta)
- WHERE t.tenant_id = d.tenant_id AND t.kind = d.kind AND t.object_id = d.object_id AND t.path = d.path COLLATE "C"`
+  FROM (SELECT d.tenant_id, d.kind, a.child_id, d.delta
+          FROM unnest(@tenants::bigint[], @kinds::text[], @objects::text[], @paths::text[], @deltas::int[])
+                 AS d(tenant_id, kind, object_id, path, delta),
+               LATERAL (SELECT a.child_id FROM child_lists a
+                         WHERE a.tenant_id = d.tenant_id AND a.kind = d.kind AND a.object_id = d.object_id
+                           AND a.path >= d.path COLLATE "C" AND a.path <= d.path COLLATE "C"
+                         ORDER BY a.path LIMIT 1) a
+        OFFSET 0) d
+ WHERE t.tenant_id = ANY (ARRAY[d.tenant_id]) AND t.kind = d.kind AND t.child_id = d.child_id`
 
 func addDescendants(ctx context.Context, tx pgx.Tx, changes []change) error {
 	deltas := make(map[place]int32)
