@@ -90,21 +90,21 @@ func servers(data string) ([]int, error) {
 	if err != nil {
 		return nil, err
 	}
-	procs, err := filepath.Glob("/proc/[0-9]*/comm")
+	procs, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
 		return nil, err
 	}
 	var pids []int
 	for _, p := range procs {
-		comm, err := os.ReadFile(p)
+		comm, err := os.ReadFile(filepath.Join(p, "comm"))
 		if err != nil || string(bytes.TrimSpace(comm)) != "postgres" {
 			continue // it ended meanwhile, or is another program
 		}
-		cwd, err := os.Stat(filepath.Join(filepath.Dir(p), "cwd"))
+		cwd, err := os.Stat(filepath.Join(p, "cwd"))
 		if err != nil || !os.SameFile(dir, cwd) {
 			continue // it ended, is another user's, or works in another directory
 		}
-		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(p))); err == nil {
+		if pid, err := strconv.Atoi(filepath.Base(p)); err == nil {
 			pids = append(pids, pid)
 		}
 	}

@@ -30,7 +30,8 @@ func roomy() string {
 	return memory
 }
 
-// databaseName is the database on the servers of CopyCluster, and that of `tidings dev`.
+// databaseName is the migrated database on the servers of CopyCluster, and that of `tidings dev`.
+// It is also the template of the tests' databases, because each copy of a database has 750 files.
 const databaseName = "tidings"
 
 // CopyCluster fills dir with a stopped cluster for pglocal.Start. It has a migrated database
@@ -80,7 +81,7 @@ func keptCluster(ctx context.Context) (string, error) {
 	if err != nil {
 		parent = os.TempDir() // only for this binary
 	}
-	kept := filepath.Join(parent, fmt.Sprintf("postgres-%d-%s", bin.Version, migrations.Hash()))
+	kept := filepath.Join(parent, fmt.Sprintf("cluster-%d-%s", bin.Version, migrations.Hash()))
 	if _, err := os.Stat(kept); err == nil {
 		return kept, os.Chtimes(kept, time.Time{}, time.Now())
 	}
@@ -134,11 +135,8 @@ func makeCluster(ctx context.Context) (dir string, err error) {
 	err = hashOnce(ctx, l)
 	if err == nil {
 		err = admin(ctx, l, func(conn *pgx.Conn) error {
-			template, err := ensureTemplate(ctx, l, conn)
-			if err != nil {
-				return err
-			}
-			return clone(ctx, conn, template, databaseName)
+			_, err := ensureTemplate(ctx, l, conn)
+			return err
 		})
 	}
 	if err := errors.Join(err, s.Stop()); err != nil {

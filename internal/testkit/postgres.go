@@ -323,6 +323,9 @@ func ensureTemplate(ctx context.Context, s server, conn *pgx.Conn) (name string,
 		}
 	}()
 	name = "tidings_template_" + migrations.Hash()
+	if _, kept := s.(*local); kept { // its files are kept by the hash
+		name = databaseName
+	}
 	if whole, err := isTemplate(ctx, conn, name); err != nil || whole {
 		return name, err
 	}
