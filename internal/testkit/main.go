@@ -58,7 +58,10 @@ func Main(m *testing.M, checks ...func() error) {
 	shared.mu.Lock()
 	shared.running = true
 	shared.mu.Unlock()
-	if err := errors.Join(useScratch(), collectLess()); err != nil {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(400) // tests create and drop many parts of the system
+	}
+	if err := useScratch(); err != nil {
 		os.Exit(exitCode(err))
 	}
 	code := m.Run()
@@ -114,17 +117,6 @@ func useScratch() error {
 		err = os.Chmod(dir, 0o711)
 	}
 	return errors.Join(err, os.Setenv("TMPDIR", dir))
-}
-
-// collectLess lets the heap of this process, and those of its children, grow to five times what is
-// in use before the next garbage collection. Tests create and drop many parts of the system, whose
-// collection took a seventh of the processor time of the tests of package api.
-func collectLess() error {
-	if os.Getenv("GOGC") != "" {
-		return nil
-	}
-	debug.SetGCPercent(400)
-	return os.Setenv("GOGC", "400")
 }
 
 // scratch returns a new directory for a server's data. It is not below t.TempDir: when the tests
