@@ -279,7 +279,8 @@ func TestServeEndsIfAPartCannotStart(t *testing.T) {
 	h := newServe(t, env)
 	h.ready(t)
 	cmd := exec.Command(os.Args[0], "serve")
-	cmd.Env = append(env, childVariable+"=spawned", "API_ADDR="+h.api, "OPS_ADDR="+testkit.FreeAddr(t))
+	cmd.Env = append(env, childVariable+"=spawned", "API_ADDR="+h.api, "OPS_ADDR="+testkit.FreeAddr(t),
+		"LEASE_TTL=1m") // half of it is the time to free the leases
 	second := testkit.Spawn(t, "second serve", cmd)
 	if code := second.AwaitEnd(); code != exitError {
 		t.Errorf("exit code %d", code)
