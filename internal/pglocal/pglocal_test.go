@@ -290,6 +290,26 @@ func TestDirectoryThatTheServerCannotEnterIsOneSentence(t *testing.T) {
 	}
 }
 
+func TestAFileInThePlaceOfTheDirectoryStaysAsItIs(t *testing.T) {
+	file := filepath.Join(filepath.Dir(dataDir(t)), "file")
+	if err := os.WriteFile(file, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.Stat(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := startError(t, file); err == nil || !strings.Contains(err.Error(), file) {
+		t.Errorf("error %v, want one that names %s", err, file)
+	}
+	after, err := os.Stat(file)
+	if err != nil || after.Mode() != before.Mode() || owner(after) != owner(before) {
+		t.Errorf("the file became %v, %v", after, err)
+	}
+}
+
+func owner(file os.FileInfo) uint32 { return file.Sys().(*syscall.Stat_t).Uid }
+
 func startError(t *testing.T, dir string) error {
 	_, err := pglocal.Start(t.Context(), pglocal.Config{Dir: dir})
 	return err
