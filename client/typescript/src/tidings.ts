@@ -121,7 +121,11 @@ const maxTokens = 64; // the API's limit
  * you act for.
  */
 export class Session extends Tidings {
-  readonly #tokens = new Map<string, string>(); // by the written entity, oldest first
+  // Oldest first. A write replaces the writes of its entity that had ended before it began. Of writes that overlap either may be the
+  // later one, so all are kept.
+  #kept: { entity: string; token: string; ended: number }[] = [];
+  #clock = 0; // counts the kept tokens
+  readonly #began = new WeakMap<Request, number>();
 
   constructor(options: TidingsOptions, tokens: Iterable<string> = []) {
     super(options);
@@ -130,7 +134,7 @@ export class Session extends Tidings {
 
   /** The tokens, to continue in another process: `tidings.session(tokens)`. */
   get tokens(): string[] {
-    return [...this.#tokens.values()];
+    return this.#kept.map((k) => k.token);
   }
 
   /** Adds tokens of other writes. */
@@ -138,17 +142,14 @@ export class Session extends Tidings {
     for (const token of tokens) this.#keep(token, token);
   }
 
-  #keep(key: string, token: string): void {
-    this.#tokens.delete(key);
-    this.#tokens.set(key, token);
-    for (const oldest of this.#tokens.keys()) {
-      if (this.#tokens.size <= maxTokens) break;
-      this.#tokens.delete(oldest);
-    }
+  #keep(entity: string, token: string, began = this.#clock): void {
+    const rest = this.#kept.filter((k) => k.token !== token && (k.entity !== entity || k.ended > began));
+    this.#kept = [...rest, { entity, token, ended: ++this.#clock }].slice(-maxTokens);
   }
 
   protected override prepare(request: Request): void {
-    if (this.#tokens.size > 0 && isRead(request) && !request.headers.has('Tidings-Token')) {
+    this.#began.set(request, this.#clock);
+    if (this.#kept.length > 0 && isRead(request) && !request.headers.has('Tidings-Token')) {
       request.headers.set('Tidings-Token', this.tokens.join(','));
     }
   }
@@ -156,7 +157,7 @@ export class Session extends Tidings {
   protected override observe(request: Request | undefined, token: string | null): void {
     if (token === null || (request !== undefined && isRead(request))) return;
     const names = request !== undefined && request.method !== 'POST'; // the path of a PUT, PATCH or DELETE names the entity
-    this.#keep(names ? new URL(request.url).pathname : token, token);
+    this.#keep(names ? new URL(request.url).pathname : token, token, request && this.#began.get(request));
   }
 }
 

@@ -278,6 +278,28 @@ test('a session sends the tokens of its last 64 writes with reads', async (t) =>
   assert.deepEqual(tidings.session(session.tokens).tokens, session.tokens);
 });
 
+test('a session keeps both of two writes whose answers overtake each other', async (t) => {
+  let begun, answerFirst;
+  const [first, arrived] = [new Promise((resolve) => { answerFirst = resolve; }), new Promise((resolve) => { begun = resolve; })];
+  const write = (token) => [200, {}, { 'Tidings-Token': token }];
+  const late = async (response) => {
+    begun();
+    await first;
+    response.writeHead(200, { 'Content-Type': 'application/json', 'Tidings-Token': 't1' }).end('{}');
+  };
+  const { tidings } = await script(t, [late, write('t2'), write('t3')]);
+  const session = tidings.session();
+  const follow = () => session.putFollow({ path: { follower_id: '1', followee_id: '2' } });
+  const slow = follow();
+  await arrived;
+  await follow();
+  answerFirst();
+  await slow;
+  assert.deepEqual(session.tokens, ['t2', 't1']);
+  await follow();
+  assert.deepEqual(session.tokens, ['t3']);
+});
+
 test('lines of JSON are text, also when they break off first', async (t) => {
   const ndjson = { 'Content-Type': 'application/x-ndjson' };
   const cut = (response) => response.writeHead(200, ndjson).write('{"end":', () => response.destroy());

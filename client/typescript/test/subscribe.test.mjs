@@ -6,6 +6,7 @@ import { execFile, spawn } from 'node:child_process';
 import { randomUUID } from 'node:crypto';
 import { once } from 'node:events';
 import { writeFile } from 'node:fs/promises';
+import { createConnection, createServer } from 'node:net';
 import { createInterface } from 'node:readline';
 import { after, before, test as nodeTest } from 'node:test';
 import { setTimeout as pause } from 'node:timers/promises';
@@ -429,26 +430,128 @@ test('a recreated stream is read from its beginning', async () => {
   await again.stop();
 });
 
-test('an event of a recreated stream is not taken for one in hand', async () => {
+for (const seen of [false, true]) {
+  test(`an event of a recreated stream is not taken for one in hand${seen ? ', after its predecessor was seen to be gone' : ''}`, async () => {
+    const rig = await newRig();
+    const d = diary();
+    const gates = ['1', '2'].map(() => ({}));
+    for (const g of gates) g.open = new Promise((resolve) => { g.leave = resolve; });
+    let entered;
+    const inside = new Promise((resolve) => { entered = resolve; });
+    const w = rig.start(async (e) => {
+      entered();
+      await gates[e.aggregateId - 1].open;
+      d.note(e);
+      throw new PermanentError('no such user');
+    });
+    await rig.publish(1, 1);
+    await inside;
+    await jsm.streams.delete(`${rig.stream}-0`);
+    if (seen) await until(() => rig.quiet.some(([m]) => /^the stream is gone/.test(m)));
+    await rig.declare(0);
+    await rig.publish(2, 1); // with the sequence of the event in hand, by which a consumer knows an acknowledgment
+    await until(async () => (await rig.info().catch(() => undefined))?.delivered.stream_seq === 1);
+    gates[0].leave();
+    await until(() => rig.quiet.some(([m]) => /^an event became a dead letter/.test(m)));
+    for (let looks = 0; looks < 3; looks++) assert.equal((await rig.info()).num_ack_pending, 1, 'an answer ended the delivery of the new event');
+    gates[1].leave();
+    await until(d.has([2], 1));
+    await until(async () => (await rig.letters()).length === 2);
+    await w.stop();
+  });
+}
+
+/** An address of NATS whose connections fall silent with `stall`, or end with `cut`: those made after that are silent too. */
+async function newLink(t) {
+  const nats = new URL(dev.nats_url);
+  const link = { connections: [], silent: false };
+  const join = ([near, far]) => near.pipe(far).pipe(near);
+  const server = createServer((near) => {
+    const far = createConnection(nats.port, nats.hostname);
+    for (const [one, other] of [[near, far], [far, near]]) one.on('error', () => {}).on('close', () => other.destroy());
+    link.connections.push([near, far]);
+    if (!link.silent) join([near, far]);
+  }).listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  link.url = Object.assign(new URL(nats), { host: `127.0.0.1:${server.address().port}` }).href;
+  link.stall = () => {
+    link.silent = true;
+    for (const [near, far] of link.connections) {
+      near.unpipe(far);
+      far.unpipe(near);
+    }
+  };
+  link.cut = () => {
+    link.stall();
+    for (const [near] of link.connections.splice(0)) near.destroy();
+  };
+  link.heal = () => {
+    link.silent = false;
+    link.connections.forEach(join);
+  };
+  t.after(() => {
+    link.cut();
+    server.close();
+  });
+  return link;
+}
+
+for (const fault of ['stall', 'cut']) {
+  test(`an answer that waited is not taken for that of an event of a recreated stream: ${fault}`, async (t) => {
+    const rig = await newRig();
+    const link = await newLink(t);
+    const bad = await connect(natsOptions(link.url));
+    const health = new Health();
+    const d = diary();
+    const takeover = 60_000;
+    let leave, entered, taken;
+    const [held, inside, inHand] = [
+      new Promise((resolve) => { leave = resolve; }), new Promise((resolve) => { entered = resolve; }), new Promise((resolve) => { taken = resolve; }),
+    ];
+    const cutOff = rig.start(async (e) => {
+      if (e.aggregateId === '1') await (entered(), held);
+      else d.note(e);
+    }, { takeover, health }, 'mailer', bad);
+    await rig.publish(1, 1);
+    await inside;
+    await until(() => health.pending === 1); // it has looked at the stream since
+    link[fault]();
+    if (fault === 'cut') {
+      await until(() => link.connections.length > 0); // the client keeps the answer for this one
+      leave();
+    }
+    await jsm.streams.delete(`${rig.stream}-0`);
+    await rig.declare(0);
+    await rig.publish(2, 1); // with the sequence of the event in hand
+    const other = rig.start((e, signal) => new Promise((_, reject) => {
+      taken();
+      signal.addEventListener('abort', () => reject(signal.reason));
+    }), { takeover, drain: 0 });
+    await inHand;
+    if (fault === 'stall') await until(() => !health.ready); // its last look vouches for nothing any more
+    leave();
+    link.heal();
+    await until(() => health.ready && rig.quiet.some(([m]) => /^the stream was recreated/.test(m)));
+    await bad.flush();
+    assert.equal((await rig.info()).num_ack_pending, 1, 'the answer ended the delivery of the new event');
+    await other.stop(); // gives it back
+    await until(d.has([2], 1));
+    await cutOff.stop();
+    await bad.close();
+  });
+}
+
+test('a closed connection ends the subscriber at once, also with an answer to send', async () => {
   const rig = await newRig();
-  const d = diary();
+  const mortal = await connect(natsOptions(dev.nats_url));
   let leave, entered;
   const [held, inside] = [new Promise((resolve) => { leave = resolve; }), new Promise((resolve) => { entered = resolve; })];
-  const w = rig.start(async (e) => {
-    if (e.aggregateId !== '1') d.note(e);
-    else await (entered(), held);
-    throw new PermanentError('no such user');
-  });
   await rig.publish(1, 1);
+  const w = rig.start(() => (entered(), held), { drain: 3_600_000 }, 'mailer', mortal);
   await inside;
-  await jsm.streams.delete(`${rig.stream}-0`);
-  await rig.declare(0);
-  await rig.publish(2, 1); // with the sequence of the event in hand, by which a consumer knows an acknowledgment
-  await until(async () => (await rig.info().catch(() => undefined))?.delivered.stream_seq === 1);
+  await mortal.close();
   leave();
-  await until(d.has([2], 1));
-  await until(async () => (await rig.letters()).length === 2);
-  await w.stop();
+  await assert.rejects(w.ended, { code: 'closed' });
 });
 
 test('an event that ends its process takes no others with it', async () => {

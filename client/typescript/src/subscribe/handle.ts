@@ -1,10 +1,10 @@
 import { jetstream, jetstreamManager, type JetStreamClient, type JetStreamManager } from '@nats-io/jetstream';
-import type { NatsConnection } from '@nats-io/transport-node';
+import type { NatsConnection, QueuedIterator, Status } from '@nats-io/transport-node';
 import { Bootstrapper, type Bootstrap } from './bootstrap.js';
 import { asError, SubscribeError } from './errors.js';
 import { isDeclared, parse, type DataOf, type Envelope, type Event, type EventType } from './event.js';
 import { Reader, type Source } from './reader.js';
-import { declareDead, isEnded, isEndedOfTenant, numberOf, streamsOf, streamsOfTenant, type Stream } from './streams.js';
+import { declareDead, isEnded, isEndedOfTenant, namesOf, numberOf, streamOf, streamOfTenant, type Stream } from './streams.js';
 import { linked, orAborted, Slots, sleep } from './wait.js';
 
 /** Your function. Stop when `signal` aborts: at `timeout`, or at the end of `drain`. */
@@ -130,6 +130,7 @@ export class Subscriber {
   readonly reading: AbortController; // ends with the caller's signal, or with `failure`
   readonly handling = linked(); // ends after `drain`
   kept = false; // an operator created the consumers, and only an operator changes them
+  disconnected = 0; // when the connection to NATS was last lost
   lost = 0; // calls that did not return in time and still run
   readonly kind: string;
   readonly boot: Bootstrapper | undefined;
@@ -158,6 +159,12 @@ export class Subscriber {
   }
 
   async run(): Promise<void> {
+    const statuses = this.nc.status() as QueuedIterator<Status>;
+    void this.#watch(statuses);
+    await this.#run().finally(() => statuses.stop());
+  }
+
+  async #run(): Promise<void> {
     const { signal } = this.reading;
     void this.nc.closed().then((why) => this.fail(new SubscribeError('closed', 'the connection to NATS is closed', { cause: why })));
     try {
@@ -234,9 +241,29 @@ export class Subscriber {
     return false;
   }
 
-  list(): Promise<Stream[]> {
-    const { stream, prefix, tenant } = this.s;
-    return tenant === undefined ? streamsOf(this.jsm, stream, prefix) : streamsOfTenant(this.jsm, stream, prefix, this.durable);
+  /** The streams of all partitions. */
+  async list(): Promise<Stream[]> {
+    const all: Stream[] = [];
+    for (const [name, number] of await namesOf(this.jsm, this.s.stream, this.s.prefix)) {
+      const s = await this.look(name, number);
+      if (s !== undefined) all.push(s);
+    }
+    return all;
+  }
+
+  /** Looks at a stream, and tells its reader. Returns undefined if there is none. */
+  async look(name: string, number = numberOf(this.s.stream, name)!): Promise<Stream | undefined> {
+    const asked = performance.now();
+    const s = await (this.s.tenant === undefined ? streamOf(this.jsm, name, number) : streamOfTenant(this.jsm, name, number, this.durable));
+    if (s !== undefined) {
+      this.#logRecreated(s);
+      this.#readers.get(name)?.saw(asked);
+    }
+    return s;
+  }
+
+  async #watch(statuses: AsyncIterable<Status>): Promise<void> {
+    for await (const { type } of statuses) if (type === 'disconnect') this.disconnected = performance.now();
   }
 
   #read(source: Source): void {
@@ -262,7 +289,6 @@ export class Subscriber {
     }
     this.trouble(this.s.stream);
     const there = new Set(streams.map((s) => s.number));
-    for (const s of streams) this.#logRecreated(s);
     this.#stopGone(there);
     if (this.boot?.joined === false) return;
     let pending = 0;
@@ -312,7 +338,8 @@ export class Subscriber {
     for (const name of this.#known.keys()) {
       if (there.has(numberOf(this.s.stream, name)!)) continue;
       this.#known.delete(name);
-      this.#stop(name);
+      this.#readers.get(name)?.gone();
+      this.#readers.delete(name);
       if (!this.#done.has(name)) {
         this.log('error', 'the stream is gone; events left on it are not handled', { stream: name, runbook: 'SubscriberStreamLost' });
       }

@@ -33,6 +33,7 @@ const settleEvery = 500;
 // After so many deliveries an event is suspected to end its process. NATS also counts what was given back before a call, and all
 // other events that a process had in hand when one event ended it.
 const deliveries = 10;
+const lookedFor = 3000; // milliseconds that a look at the stream vouches for it
 const late = 1000; // milliseconds after which the answer to a request is lost
 const maxParked = 8 << 20; // bytes behind failing events, and 1 KiB for each event: up to it they take no room from other aggregates
 const grace = 5000; // milliseconds to return after the signal has aborted
@@ -51,6 +52,8 @@ export class Reader {
   readonly #workers = new Set<Promise<void>>();
   #notify: () => void = () => {}; // an event was finished
   #term: AbortController; // this instance may begin calls until it aborts: with reading, or with its turn to read in order
+  #looked = -Infinity; // when the last look at the stream began
+  #looking: Promise<unknown> | undefined;
   #created = ''; // of the stream, and up to where NATS has delivered it; for bootstrap
   #passed = 0;
   // For inOrder.
@@ -309,9 +312,46 @@ export class Reader {
     this.#disown(BigInt(Date.parse(created)) * 1_000_000n);
   }
 
-  #disown(before: bigint): void {
+  /** A look at the stream, which has succeeded, began at this time. */
+  saw(at: number): void {
+    this.#looked = at;
+  }
+
+  /**
+   * Waits until it is known that the stream was not recreated meanwhile. An instance that was frozen or cut off may have missed that, and
+   * its answer would be taken for that of a new message. Returns false if drain ends before, or the connection is closed.
+   */
+  async #isSure(): Promise<boolean> {
+    const { nc, handling } = this.sub;
+    const { stream, again } = this.of;
+    for (let failures = 1; ; failures++) {
+      // The client keeps answers for its next connection, so a look from before the last one was lost vouches for nothing.
+      if (again || (this.#looked > this.sub.disconnected && performance.now() - this.#looked < lookedFor)) return true;
+      if (handling.signal.aborted || nc.isClosed()) return false;
+      this.#looking ??= this.sub.look(stream).finally(() => { this.#looking = undefined; });
+      try {
+        await orAborted(this.#looking, handling.signal);
+        if (!handling.signal.aborted) return true; // also after a slow look
+      } catch {
+        await sleep(backoff(failures), handling.signal);
+      }
+    }
+  }
+
+  /** Answers NATS about a message in hand, for good. If NATS does not get that, the message comes again. */
+  async #answer(m: Message, what: string): Promise<void> {
+    if (await this.#isSure()) answer(m, what);
+  }
+
+  /** The stream is gone, and a new one of its name gets a new reader. */
+  gone(): void {
+    this.#disown();
+    this.stop();
+  }
+
+  #disown(before?: bigint): void {
     for (const m of this.#undone.values()) {
-      if (m.stored >= before) continue;
+      if (before !== undefined && m.stored >= before) continue;
       m.former = true;
       this.#undone.delete(m.sequence);
     }
@@ -401,7 +441,7 @@ export class Reader {
       const error = await this.#invoke(m);
       if (error === undefined) {
         s.health.counts.handled++;
-        answer(m, '+ACK');
+        await this.#answer(m, '+ACK');
         await this.#forget(m.sequence);
         return true;
       }
@@ -470,7 +510,7 @@ export class Reader {
     this.sub.trouble(dead);
     s.health.counts.deadLetters++;
     this.sub.log('error', 'an event became a dead letter', { ...m.event, attempts: m.attempt, error: why, runbook: 'SubscriberDeadLetters' });
-    answer(m, `+TERM a dead letter of ${dead}`);
+    await this.#answer(m, `+TERM a dead letter of ${dead}`);
     await this.#forget(m.sequence);
     return true;
   }

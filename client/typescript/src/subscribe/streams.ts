@@ -26,29 +26,22 @@ export function numberOf(base: string, name: string): number | undefined {
 
 const numbers = (text = '') => text.split(' ').filter(Boolean).map(Number);
 
-/** The streams of all partitions, as their leaders describe them. Throws while a stream has no leader. */
-export async function streamsOf(jsm: JetStreamManager, base: string, prefix: string): Promise<Stream[]> {
-  const all: Stream[] = [];
-  for (const [name, number] of await namesOf(jsm, base, prefix)) {
-    const info = await jsm.streams.info(name).catch(absent(notFound.stream));
-    if (info !== undefined) all.push(describe(info, number));
-  }
-  return all;
+/** A partition's stream, as its leader describes it; undefined if there is none. Throws while the stream has no leader. */
+export async function streamOf(jsm: JetStreamManager, name: string, number: number): Promise<Stream | undefined> {
+  const info = await jsm.streams.info(name).catch(absent(notFound.stream));
+  return info && describe(info, number);
 }
 
-/** The streams as a subscriber's durable consumers describe them, for an account that can read no more. */
-export async function streamsOfTenant(jsm: JetStreamManager, base: string, prefix: string, durable: string): Promise<Stream[]> {
-  const all: Stream[] = [];
-  for (const [name, number] of await namesOf(jsm, base, prefix)) {
-    const info = await jsm.consumers.info(name, durable).catch(absent(notFound.stream, notFound.consumer));
-    if (info === undefined) continue;
-    const last = Math.max(info.delivered.stream_seq, info.num_pending);
-    all.push({ name, number, created: info.created, after: numbers(info.config.metadata?.['tidings-after']), first: 0, last, messages: last, replicas: 0, tags: [] });
-  }
-  return all;
+/** The same as a subscriber's durable consumer describes it, for an account that can read no more. */
+export async function streamOfTenant(jsm: JetStreamManager, name: string, number: number, durable: string): Promise<Stream | undefined> {
+  const info = await jsm.consumers.info(name, durable).catch(absent(notFound.stream, notFound.consumer));
+  if (info === undefined) return undefined;
+  const last = Math.max(info.delivered.stream_seq, info.num_pending);
+  return { name, number, created: info.created, after: numbers(info.config.metadata?.['tidings-after']), first: 0, last, messages: last, replicas: 0, tags: [] };
 }
 
-async function namesOf(jsm: JetStreamManager, base: string, prefix: string): Promise<[string, number][]> {
+/** The names of the streams of all partitions, with the partitions' numbers. */
+export async function namesOf(jsm: JetStreamManager, base: string, prefix: string): Promise<[string, number][]> {
   const all: [string, number][] = [];
   for await (const name of jsm.streams.names(`${prefix}.>`)) {
     const number = numberOf(base, name);
