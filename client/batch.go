@@ -342,7 +342,7 @@ func (b *batch[T]) attempt(ctx context.Context, k *call, n int, ops []sent[T], o
 			return done, more, &TransportError{k.method, k.path,
 				fmt.Errorf("the answer broke off after %d of %d outcomes: %w", at, len(open), err)}
 		}
-		out, err := b.outcome(line, &ops[i])
+		out, err := b.outcome(line, &ops[i], k.began)
 		if err != nil {
 			return done, true, a.broken(k, line, err)
 		}
@@ -394,7 +394,7 @@ func settle[T any](ops []sent[T], again []refused) (left *Problem) {
 }
 
 // outcome decodes one line of the answer.
-func (b *batch[T]) outcome(line []byte, op *sent[T]) (out Outcome[T], err error) {
+func (b *batch[T]) outcome(line []byte, op *sent[T], began int) (out Outcome[T], err error) {
 	var raw struct {
 		Status   int      `json:"status"`
 		Replayed bool     `json:"replayed"`
@@ -425,7 +425,7 @@ func (b *batch[T]) outcome(line []byte, op *sent[T]) (out Outcome[T], err error)
 		}
 	}
 	if s := b.core.session; s != nil && out.Token != "" {
-		s.put(b.subject(op, out.Entity), out.Token, s.now())
+		s.put(b.subject(op, out.Entity), out.Token, began)
 	}
 	return out, nil
 }

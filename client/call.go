@@ -334,7 +334,7 @@ func (c *core) request(ctx context.Context, k *call) (*http.Request, error) {
 		req.Header.Set("Tidings-Actor", c.actor)
 	}
 	if c.session != nil {
-		k.began = c.session.now()
+		k.began = c.session.begin()
 	}
 	if k.session && c.session != nil {
 		if all := c.session.all(); len(all) > 0 {

@@ -699,6 +699,19 @@ func TestASessionShowsItsWrites(t *testing.T) {
 	if tokens := strings.Split(s.Token(), ","); len(tokens) != 64 {
 		t.Errorf("%d tokens", len(tokens))
 	}
+	c, _ = fake(t, func(_ int, r *http.Request) (*http.Response, error) {
+		if r.Method == http.MethodPut {
+			return reply(200, aLike, "Tidings-Token: alone")
+		}
+		put("1") // while the batch is answered
+		return reply(200, `{"line":1,"status":204,"token":"b1"}`+"\n"+`{"line":2,"status":204,"token":"b2"}`+"\n",
+			"Content-Type: application/x-ndjson")
+	})
+	s = c.Session()
+	for range s.Likes.Batch(t.Context(), likes(c, -1, -1)) {
+		continue
+	}
+	want("alone", "b2")
 }
 
 // The package depends only on the standard library and on package event.

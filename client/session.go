@@ -39,30 +39,31 @@ func (s *Session) Add(seen ...string) {
 	for _, several := range seen {
 		for token := range strings.SplitSeq(several, ",") {
 			if token = strings.TrimSpace(token); token != "" {
-				s.tokens.put(token, token, s.tokens.now())
+				s.tokens.put(token, token, s.tokens.begin())
 			}
 		}
 	}
 }
 
 // tokens are the tokens of a session, by the written entity. A write replaces the writes of its
-// entity that had ended before it began. Of writes that overlap either may be the later one, so all
-// are kept.
+// entity that had ended before its request began, and the earlier ones of the same batch. Of writes
+// that overlap either may be the later one, so all are kept.
 type tokens struct {
 	mu    sync.Mutex
 	kept  []keptToken // oldest first
-	clock int         // counts the kept tokens
+	clock int         // counts requests and kept tokens
 }
 
 type keptToken struct {
 	subject, token string
-	ended          int
+	began, ended   int
 }
 
-// now is the beginning of a write.
-func (t *tokens) now() int {
+// begin returns the time of a new request, which no other request has.
+func (t *tokens) begin() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.clock++
 	return t.clock
 }
 
@@ -70,10 +71,10 @@ func (t *tokens) put(subject, token string, began int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.kept = slices.DeleteFunc(t.kept, func(k keptToken) bool {
-		return k.subject == subject && k.ended <= began || k.token == token
+		return k.subject == subject && (k.ended <= began || k.began == began) || k.token == token
 	})
 	t.clock++
-	t.kept = append(t.kept, keptToken{subject, token, t.clock})
+	t.kept = append(t.kept, keptToken{subject, token, began, t.clock})
 	if over := len(t.kept) - maxTokens; over > 0 {
 		t.kept = slices.Delete(t.kept, 0, over)
 	}

@@ -288,6 +288,9 @@ func (s *subscriber) assignReaders(ctx, handling context.Context) {
 	}
 }
 
+// distant is later than anything is stored.
+var distant = time.Unix(1<<40, 0)
+
 // logRecreated logs that a stream was recreated.
 func (s *subscriber) logRecreated(ctx context.Context, st broker.Stream) {
 	s.mu.Lock()
@@ -298,14 +301,19 @@ func (s *subscriber) logRecreated(ctx context.Context, st broker.Stream) {
 		delete(s.done, st.Name)
 	}
 	s.mu.Unlock()
-	if r, ok := s.readers.Of(st.Name); again && ok {
-		r.mu.Lock()
-		r.disown(st.Created)
-		r.mu.Unlock()
-	}
 	if again {
+		s.disown(st.Name, st.Created)
 		s.Log.ErrorContext(ctx, "the stream was recreated, reading it from its beginning; events left on the former stream are not handled",
 			"stream", st.Name, "before", before, "now", st.Created, "runbook", "SubscriberStreamLost")
+	}
+}
+
+// disown tells the reader of a stream, if it has one, that the stream of that time is no more.
+func (s *subscriber) disown(stream string, before time.Time) {
+	if r, ok := s.readers.Of(stream); ok {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.disown(before)
 	}
 }
 
@@ -318,6 +326,7 @@ func (s *subscriber) stopGone(ctx context.Context, there map[int]bool) {
 			continue
 		}
 		delete(s.known, name)
+		s.disown(name, distant) // a stream may get this name again while they are in hand
 		s.readers.Stop(name)
 		if !s.done[name] {
 			s.Log.ErrorContext(ctx, "the stream is gone; events left on it are not handled", "stream", name,

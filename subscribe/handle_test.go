@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -495,6 +496,75 @@ func TestAnEventOfARecreatedStreamIsNotTakenForOneInHand(t *testing.T) {
 		return len(all) == 2, err
 	})
 	if err := w.stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+// watch is a log that reports a line with a text.
+type watch struct {
+	text string
+	said chan struct{} // has room for one
+}
+
+func (w watch) Write(line []byte) (int, error) {
+	if strings.Contains(string(line), w.text) {
+		select {
+		case w.said <- struct{}{}:
+		default:
+		}
+	}
+	return len(line), nil
+}
+
+// TestAnEventOfAStreamThatWasSeenToBeGoneIsNotAcknowledged: it is in hand while the stream is
+// missing, and still when the stream exists again and another instance has the new event with its
+// sequence in hand.
+func TestAnEventOfAStreamThatWasSeenToBeGoneIsNotAcknowledged(t *testing.T) {
+	r := newRig(t, 1)
+	old := follow("1", "2", 1)
+	r.publish(old)
+	gone := watch{"the stream is gone", make(chan struct{}, 1)}
+	entered, leave := make(chan struct{}), make(chan struct{})
+	first := r.start(func(ctx context.Context) error {
+		return subscribe.Handle(ctx, r.nc, "mailer", "follow.*", func(_ context.Context, e subscribe.Event[event.Edge]) error {
+			if e.ID == old.ID {
+				close(entered)
+				<-leave
+			}
+			return nil
+		}, subscribe.Log(slog.New(slog.NewTextHandler(gone, nil))), subscribe.Takeover(time.Minute))
+	})
+	<-entered
+	p := r.remove()
+	<-gone.said
+	r.declare(p)
+	r.publish(follow("1", "3", 1))
+	inHand := make(chan struct{})
+	second := r.start(func(ctx context.Context) error {
+		return subscribe.Handle(ctx, r.nc, "mailer", "follow.*", func(ctx context.Context, _ subscribe.Event[event.Edge]) error {
+			close(inHand)
+			<-ctx.Done()
+			return ctx.Err() // gives it back
+		}, subscribe.Log(testkit.Logger(t)), subscribe.Takeover(time.Minute), subscribe.Drain(testkit.Stretched(time.Second)))
+	})
+	<-inHand
+	close(leave)
+	if err := errors.Join(first.stop(), second.stop()); err != nil {
+		t.Error(err)
+	}
+	d := newDiary()
+	third := r.start(func(ctx context.Context) error {
+		return subscribe.Handle(ctx, r.nc, "mailer", "follow.*", func(_ context.Context, e subscribe.Event[event.Edge]) error {
+			d.note(e)
+			return nil
+		}, subscribe.Log(testkit.Logger(t)), subscribe.Takeover(time.Minute))
+	})
+	r.await("the new event", func() (bool, error) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return len(d.versions["3"]) > 0, nil
+	})
+	if err := third.stop(); err != nil {
 		t.Error(err)
 	}
 }

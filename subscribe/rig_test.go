@@ -59,12 +59,18 @@ func (r *rig) declare(p broker.Partition) {
 // recreate deletes the only stream and declares it again, empty.
 func (r *rig) recreate() {
 	r.t.Helper()
+	r.declare(r.remove())
+}
+
+// remove deletes the first stream, and returns its partition.
+func (r *rig) remove() broker.Partition {
+	r.t.Helper()
 	if err := r.js.DeleteStream(r.t.Context(), r.open[0].Name); err != nil {
 		r.t.Fatal(err)
 	}
 	p := r.open[0].Partition
 	r.open = nil
-	r.declare(p)
+	return p
 }
 
 // resize replaces all streams by the given number of new ones. A foreign message follows each
