@@ -18,7 +18,7 @@
 // partitions at any time. An instance gives up removed partitions like a surplus, and an instance
 // without partitions does not count.
 //
-// An instance that starts takes what an ended process of its name and host held, and does not wait
+// An instance that joins takes what an ended process of its name and host held, and does not wait
 // for the expiry.
 //
 // An instance that cannot serve a partition refuses it. Another instance then takes it, even above

@@ -124,6 +124,20 @@ func TestARestartedInstanceWaitsForNoLeaseOfItsPredecessor(t *testing.T) {
 	}
 }
 
+// TestInstancesThatTakeEachOtherForDeadShareSoon: both run, in containers with one host name and
+// process id.
+func TestInstancesThatTakeEachOtherForDeadShareSoon(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	a := newGroup(t, pool, ownerOf("relay-here", 1, "AAAAAA", 1))
+	b := newGroup(t, pool, ownerOf("relay-here", 1, "BBBBBB", 1))
+	beat(t, a, b)
+	checkShares(t, b)
+	beat(t, a, b, b, a) // a joins again, b gives up its surplus and frees it, and a takes that
+	checkShares(t, a, b)
+	beat(t, a, b, a, b)
+	checkShares(t, a, b)
+}
+
 // checkShares fails unless the groups together hold every partition once, in shares that differ by
 // at most one.
 func checkShares(t *testing.T, groups ...*Group) {
