@@ -190,7 +190,7 @@ func (r *reader) transact(ctx context.Context, stream broker.Stream, b *batch, o
 			return err
 		}
 		c.at("after offsets")
-		var events []event.Event
+		events := make([]event.Event, 0, len(b.deliveries))
 		for i := range b.deliveries {
 			d := &b.deliveries[i]
 			a := aggregateOf(&d.event)
@@ -240,15 +240,14 @@ func (r *reader) transact(ctx context.Context, stream broker.Stream, b *batch, o
 // parked. Nobody can unpark them while the offset is locked.
 func (r *reader) begin(ctx context.Context, tx pgx.Tx, stream broker.Stream, b *batch) (map[aggregate]bool, error) {
 	c := r.c
-	seen := make(map[aggregate]bool)
-	var tenants []int64
-	var ids []event.ID
-	var types []string
+	n := len(b.deliveries)
+	tenants, types, ids := make([]int64, 0, n), make([]string, 0, n), make([]event.ID, 0, n)
+	var last aggregate // a run of events of one aggregate asks once
 	for i := range b.deliveries {
 		d := &b.deliveries[i]
-		if a := aggregateOf(&d.event); d.skip == "" && d.closing == nil && !seen[a] {
-			seen[a] = true
+		if a := aggregateOf(&d.event); d.skip == "" && d.closing == nil && a != last {
 			tenants, types, ids = append(tenants, a.tenant), append(types, a.kind), append(ids, a.id)
+			last = a
 		}
 	}
 	var moved bool

@@ -327,7 +327,7 @@ func (s *session) collect(ctx context.Context, from uint64, deliveries <-chan de
 		case <-ctx.Done():
 			return
 		case out <- b:
-			b, ready = &batch{from: b.to}, false
+			b, ready = &batch{from: b.to, deliveries: make([]delivery, 0, len(b.deliveries))}, false
 		case <-pause.C:
 			ready = true
 		case d, ok := <-in:

@@ -69,7 +69,7 @@ func (p Projection) Forget(ctx context.Context, tx pgx.Tx, of projections.EdgesO
 	n = int64(len(all))
 	if n > 0 && !dryRun {
 		froms, tos := projections.Columns(all)
-		c, ranks := newChanges(of.Kind), ranking{}
+		c, ranks := newChanges(of.Kind, len(all)), ranking{}
 		var pair projections.Pair
 		var active bool
 		var attributes json.RawMessage

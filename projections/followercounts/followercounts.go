@@ -46,12 +46,24 @@ type key struct {
 	from, to event.ID
 }
 
-func (k key) compare(o key) int {
-	return cmp.Or(cmp.Compare(k.tenant, o.tenant), cmp.Compare(k.from, o.from), cmp.Compare(k.to, o.to))
+func (k *key) compare(o *key) int {
+	if k.tenant != o.tenant {
+		return cmp.Compare(k.tenant, o.tenant)
+	}
+	if k.from != o.from {
+		return cmp.Compare(k.from, o.from)
+	}
+	return cmp.Compare(k.to, o.to)
 }
 
-// batch has the last state of each edge, by kind.
-type batch map[string]map[key]state
+// edge is a state of an edge.
+type edge struct {
+	key
+	state
+}
+
+// batch has states of edges, by kind.
+type batch map[string][]*edge
 
 // state has the fields of an edge that the projection keeps.
 type state struct {
@@ -91,7 +103,7 @@ type object struct {
 // events.
 func (p Projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error {
 	set := p.kinds()
-	last, ranks := batch{}, ranking{}
+	states, ranks := batch{}, ranking{}
 	var kind kinds.Edge
 	ranked := false
 	for i := range events {
@@ -118,25 +130,29 @@ func (p Projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) 
 			return event.Permanent(fmt.Errorf("event %s: the %s %s, %s leads from an object to itself", e.ID,
 				kind.Name, edge.From, edge.To))
 		}
-		if err := last.put(e.TenantID, kind, &edge); err != nil {
+		if err := states.put(e.TenantID, kind, &edge); err != nil {
 			return event.Permanent(fmt.Errorf("event %s: %w", e.ID, err))
 		}
 	}
-	return p.apply(ctx, tx, set, last, ranks)
+	return p.apply(ctx, tx, set, states, ranks)
 }
 
-// put stores the edge unless the batch has a newer version of it.
+// put stores a state of an edge.
 func (b batch) put(tenant int64, kind kinds.Edge, e *event.Edge) error {
-	k := key{tenant, e.From, e.To}
-	if e.Version <= b[kind.Name][k].version {
-		return nil
-	}
-	if b[kind.Name] == nil {
-		b[kind.Name] = map[key]state{}
-	}
 	s, err := stateOf(kind, e)
-	b[kind.Name][k] = s
+	b[kind.Name] = append(b[kind.Name], &edge{key{tenant, e.From, e.To}, s})
 	return err
+}
+
+// last sorts edges by their keys, and drops all but the newest state of each.
+func last(edges []*edge) []*edge {
+	slices.SortFunc(edges, func(a, b *edge) int {
+		if c := a.key.compare(&b.key); c != 0 {
+			return c
+		}
+		return cmp.Compare(b.version, a.version)
+	})
+	return slices.CompactFunc(edges, func(a, b *edge) bool { return a.key == b.key })
 }
 
 // apply writes the batch kind by kind, in the order of names, and then the ranks. Most batches have
@@ -144,8 +160,8 @@ func (b batch) put(tenant int64, kind kinds.Edge, e *event.Edge) error {
 func (p Projection) apply(ctx context.Context, tx pgx.Tx, set *kinds.Set, b batch, ranks ranking) error {
 	for _, name := range slices.Sorted(maps.Keys(b)) {
 		k := set.Edges[name]
-		c := newChanges(k)
-		if err := c.write(ctx, tx, b[name]); err != nil {
+		c := newChanges(k, len(b[name]))
+		if err := c.write(ctx, tx, last(b[name])); err != nil {
 			return err
 		}
 		if err := p.count(ctx, tx, set, c, ranks); err != nil {
@@ -175,8 +191,9 @@ type changes struct {
 	enums      []string // the attributes whose values are counted
 }
 
-func newChanges(k kinds.Edge) *changes {
-	c := &changes{kind: k, counts: make(map[object]Counts), aggregates: make(map[aggregate]Sum)}
+// newChanges returns those of a number of edges.
+func newChanges(k kinds.Edge, edges int) *changes {
+	c := &changes{kind: k, counts: make(map[object]Counts, edges), aggregates: make(map[aggregate]Sum)}
 	c.integers, c.enums = aggregated(k)
 	return c
 }
@@ -238,87 +255,85 @@ WITH newer AS MATERIALIZED (
 )
 SELECT ord::int, before, CASE WHEN before AND @aggregated THEN was END FROM newer`
 
-// write writes the edges and adds the changes of their objects.
-func (c *changes) write(ctx context.Context, tx pgx.Tx, last map[key]state) error {
-	fresh, known := make([]key, 0, len(last)), make([]key, 0, len(last))
-	for k, s := range last {
-		if s.version == 1 {
-			fresh = append(fresh, k)
+// write writes the edges, which are in key order, and adds the changes of their objects.
+func (c *changes) write(ctx context.Context, tx pgx.Tx, edges []*edge) error {
+	fresh, known := make([]*edge, 0, len(edges)), make([]*edge, 0, len(edges))
+	for _, e := range edges {
+		if e.version == 1 {
+			fresh = append(fresh, e)
 		} else {
-			known = append(known, k)
+			known = append(known, e)
 		}
 	}
-	if err := c.writeFresh(ctx, tx, fresh, last); err != nil {
+	if err := c.writeFresh(ctx, tx, fresh); err != nil {
 		return fmt.Errorf("write %d new edges: %w", len(fresh), err)
 	}
-	if err := c.writeKnown(ctx, tx, known, last); err != nil {
+	if err := c.writeKnown(ctx, tx, known); err != nil {
 		return fmt.Errorf("write %d edges: %w", len(known), err)
 	}
 	return nil
 }
 
-func (c *changes) writeFresh(ctx context.Context, tx pgx.Tx, keys []key, last map[key]state) error {
-	if len(keys) == 0 {
+func (c *changes) writeFresh(ctx context.Context, tx pgx.Tx, edges []*edge) error {
+	if len(edges) == 0 {
 		return nil
 	}
-	rows, _ := tx.Query(ctx, freshSQL, c.edgeArgs(keys, last))
+	rows, _ := tx.Query(ctx, freshSQL, c.edgeArgs(edges))
 	var k key
-	_, err := pgx.ForEachRow(rows, []any{&k.tenant, &k.from, &k.to}, func() error {
-		if s := last[k]; s.active {
-			c.add(k, s.attributes, 1)
+	_, err := pgx.ForEachRow(rows, []any{&k.tenant, (*string)(&k.from), (*string)(&k.to)}, func() error {
+		at, _ := slices.BinarySearchFunc(edges, &k, func(e *edge, k *key) int { return e.key.compare(k) })
+		if e := edges[at]; e.active {
+			c.add(e.key, e.attributes, 1)
 		}
 		return nil
 	})
 	return err
 }
 
-func (c *changes) writeKnown(ctx context.Context, tx pgx.Tx, keys []key, last map[key]state) error {
-	if len(keys) == 0 {
+func (c *changes) writeKnown(ctx context.Context, tx pgx.Tx, edges []*edge) error {
+	if len(edges) == 0 {
 		return nil
 	}
-	args := c.edgeArgs(keys, last)
+	args := c.edgeArgs(edges)
 	args["aggregated"] = len(c.integers)+len(c.enums) > 0
 	rows, _ := tx.Query(ctx, edgesSQL, args)
 	var ord int
 	var before bool
 	var was json.RawMessage
 	_, err := pgx.ForEachRow(rows, []any{&ord, &before, &was}, func() error {
-		k := keys[ord-1]
-		s := last[k]
+		e := edges[ord-1]
 		switch {
-		case before && s.active:
-			to := object{k.tenant, k.to}
+		case before && e.active:
+			to := object{e.tenant, e.to}
 			c.sum(to, was, -1)
-			c.sum(to, s.attributes, 1)
+			c.sum(to, e.attributes, 1)
 		case before:
-			c.add(k, was, -1)
-		case s.active:
-			c.add(k, s.attributes, 1)
+			c.add(e.key, was, -1)
+		case e.active:
+			c.add(e.key, e.attributes, 1)
 		}
 		return nil
 	})
 	return err
 }
 
-// edgeArgs sorts the keys and returns the arguments of the statements that write their edges.
-func (c *changes) edgeArgs(keys []key, last map[key]state) postgres.Args {
-	slices.SortFunc(keys, key.compare)
-	n := len(keys)
-	tenants, froms, tos := make([]int64, n), make([]event.ID, n), make([]event.ID, n)
+// edgeArgs returns the arguments of the statements that write edges.
+func (c *changes) edgeArgs(edges []*edge) postgres.Args {
+	n := len(edges)
+	tenants, froms, tos := make([]int64, n), make([]string, n), make([]string, n)
 	actives, versions, positions, hashes := make([]bool, n), make([]int64, n), make([]time.Time, n), make([]int32, n)
 	var filters, attributes []*string // nil if no edge has attributes
-	for i, k := range keys {
-		s := last[k]
-		tenants[i], froms[i], tos[i] = k.tenant, k.from, k.to
-		actives[i], versions[i], positions[i], hashes[i] = s.active, s.version, s.positionedAt, shardHash(k.from)
-		if s.attributes == nil {
+	for i, e := range edges {
+		tenants[i], froms[i], tos[i] = e.tenant, string(e.from), string(e.to)
+		actives[i], versions[i], positions[i], hashes[i] = e.active, e.version, e.positionedAt, shardHash(e.from)
+		if e.attributes == nil {
 			continue
 		}
 		if attributes == nil {
 			filters, attributes = make([]*string, n), make([]*string, n)
 		}
-		text := string(s.attributes)
-		filters[i], attributes[i] = s.filter, &text
+		text := string(e.attributes)
+		filters[i], attributes[i] = e.filter, &text
 	}
 	return postgres.Args{
 		"kind": c.kind.Name, "tenants": tenants, "froms": froms, "tos": tos, "actives": actives, "versions": versions,
@@ -412,10 +427,11 @@ func (p Projection) addCounts(ctx context.Context, tx pgx.Tx, kind string, delta
 }
 
 func countArgs(kind string, deltas map[object]Counts) postgres.Args {
-	var tenants, incoming, outgoing []int64
-	var objects []event.ID
+	n := len(deltas)
+	tenants, objects := make([]int64, 0, n), make([]string, 0, n)
+	incoming, outgoing := make([]int64, 0, n), make([]int64, 0, n)
 	for o, d := range deltas {
-		tenants, objects = append(tenants, o.tenant), append(objects, o.id)
+		tenants, objects = append(tenants, o.tenant), append(objects, string(o.id))
 		incoming, outgoing = append(incoming, d.Incoming), append(outgoing, d.Outgoing)
 	}
 	return postgres.Args{"kind": kind, "tenants": tenants, "objects": objects, "incoming": incoming, "outgoing": outgoing}

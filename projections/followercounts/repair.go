@@ -147,7 +147,7 @@ func (p Projection) Repair(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, 
 
 // fromTruth reads the present states of edges and of ranked children.
 func fromTruth(ctx context.Context, truth *pgxpool.Pool, set *kinds.Set, refs map[side][]event.Ref) (batch, ranking, error) {
-	last, ranks := batch{}, ranking{}
+	all, ranks := batch{}, ranking{}
 	for s, some := range refs {
 		if k, ok := set.Child(s.kind); ok {
 			states, err := store.GetChildren(ctx, truth, s.tenant, k, some)
@@ -168,12 +168,12 @@ func fromTruth(ctx context.Context, truth *pgxpool.Pool, set *kinds.Set, refs ma
 			return nil, nil, err
 		}
 		for i := range states {
-			if err := last.put(s.tenant, kind, &states[i].Object); err != nil {
+			if err := all.put(s.tenant, kind, &states[i].Object); err != nil {
 				return nil, nil, err
 			}
 		}
 	}
-	return last, ranks, nil
+	return all, ranks, nil
 }
 
 func clearRanks(ctx context.Context, tx pgx.Tx, all []childKey) error {

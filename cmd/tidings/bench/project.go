@@ -57,6 +57,8 @@ each follow leads from any of --users to any of as many others. In the case cele
 follows one user. In the case massfollower, one user follows everyone. Afterwards the command
 compares the result with the events: every account's counts, or with --consumer archiver every
 pair's history. missing is the number of accounts or pairs with a wrong result.
+consumer_cpu_us_per_event is the processor time of the instances, and consumer_postgres_us_per_event
+that of their PostgreSQL backends.
 
 Several numbers of --instances are measured one after the other, on servers of their own. For
 example, --consumer archiver --partitions 2 --instances 1,2 shows the effect of a second archiver.`,
@@ -123,6 +125,18 @@ func (o projectOptions) run(ctx context.Context, s *servers, next pick, r *resul
 		return fmt.Errorf("catch up: %w", err)
 	}
 	r.rate(o.events, time.Since(start))
+	backends, err := s.backends(ctx)
+	if err != nil {
+		return err
+	}
+	var cpu time.Duration
+	for _, c := range children {
+		cpu += c.used()
+	}
+	r.ConsumerCPU = perEvent(cpu, o.events)
+	if backends != nil {
+		r.ConsumerPostgres = perEvent(backends[o.consumer], o.events)
+	}
 	if _, r.PeakRSS, err = stop(children...); err != nil {
 		return err
 	}
