@@ -11,7 +11,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/tidings/tidings/internal/tracing"
+	"github.com/tidings/tidings/internal/histogram"
 	"github.com/tidings/tidings/store"
 )
 
@@ -30,7 +30,7 @@ func newMetrics(reg prometheus.Registerer, truth *store.Store, consumers []strin
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "tidings_api_requests_total", Help: "Requests answered, by route pattern, method and status code.",
 		}, []string{"route", "method", "code"}),
-		seconds: tracing.NewHistogramVec(prometheus.HistogramOpts{
+		seconds: histogram.NewVec(prometheus.HistogramOpts{
 			Name: "tidings_api_request_duration_seconds", Help: "Time from the headers of a request to its answer.",
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
 		}, []string{"route", "method"}),
@@ -107,7 +107,7 @@ func (m *metrics) begin(route, method string, status int) {
 func (m *metrics) observe(ctx context.Context, route, method string, status int, took time.Duration) {
 	method = label(method)
 	m.requests.WithLabelValues(route, method, strconv.Itoa(status)).Inc()
-	tracing.Observe(ctx, m.seconds.WithLabelValues(route, method), took.Seconds())
+	histogram.Observe(ctx, m.seconds.WithLabelValues(route, method), took.Seconds())
 	m.traffic.add(took)
 }
 

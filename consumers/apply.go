@@ -17,6 +17,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/deadletter"
+	"github.com/tidings/tidings/internal/histogram"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/tracing"
 )
@@ -90,7 +91,7 @@ func (r *reader) apply(ctx context.Context, stream broker.Stream, b *batch) (err
 	for i := range b.deliveries {
 		c.metrics.path.Observe(&b.deliveries[i].event, end)
 	}
-	tracing.Observe(ctx, c.metrics.batch, took.Seconds())
+	histogram.Observe(ctx, c.metrics.batch, took.Seconds())
 	for _, a := range out.tried {
 		spans.Event(ctx, &a.event, a.began, a.took, a.fault)
 	}

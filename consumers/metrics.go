@@ -4,7 +4,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tidings/tidings/internal/heartbeat"
-	"github.com/tidings/tidings/internal/tracing"
+	"github.com/tidings/tidings/internal/histogram"
 )
 
 // Reasons for skipping a message.
@@ -47,7 +47,7 @@ func newMetrics(reg prometheus.Registerer, consumer string, lagSeconds func() fl
 	deadLetters := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "tidings_consumer_dead_letters", Help: "Rows of the consumer in consumer_dead_letters; 10000 means 10,000 or more.",
 	})
-	batch := tracing.NewHistogram(prometheus.HistogramOpts{
+	batch := histogram.New(prometheus.HistogramOpts{
 		Name: "tidings_consumer_batch_duration_seconds", Help: "Time from a batch's first statement to its commit.",
 		Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30},
 	})

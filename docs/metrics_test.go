@@ -1,11 +1,13 @@
 package docs_test
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"go/types"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -22,7 +24,7 @@ type metric struct{ folder, name, kind, labels, help string }
 
 var (
 	metricName = regexp.MustCompile(`^[a-z]+(_[a-z0-9]+)+$`)
-	metricKind = regexp.MustCompile(`Counter|Gauge|Histogram`)
+	metricKind = regexp.MustCompile(`(?i)counter|gauge|histogram`)
 )
 
 // TestTheMetricsPageIsWhatTheCodeDeclares compares metrics.md with the names, labels and help texts
@@ -118,8 +120,8 @@ func declaredMetrics(t *testing.T, path, content string) (all []metric) {
 		if strings.HasSuffix(name, "_total") {
 			m.kind = "counter"
 		}
-		if s, ok := call.Fun.(*ast.SelectorExpr); ok && metricKind.MatchString(s.Sel.Name) {
-			m.kind = strings.ToLower(metricKind.FindString(s.Sel.Name))
+		if _, ok := call.Fun.(*ast.SelectorExpr); ok {
+			m.kind = cmp.Or(strings.ToLower(metricKind.FindString(types.ExprString(call.Fun))), m.kind)
 		}
 		for _, arg := range rest {
 			if l := labelsOf(arg, lists); l != "" {

@@ -7,7 +7,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/heartbeat"
-	"github.com/tidings/tidings/internal/tracing"
+	"github.com/tidings/tidings/internal/histogram"
 )
 
 type metrics struct {
@@ -75,10 +75,10 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		errors: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tidings_relay_errors_total",
 			Help: "Errors by stage: claim, publish, catch-up, heartbeat, or lease (counted each second in which the relay " +
 				"cannot renew its leases, so it publishes nothing). None of them loses or doubles an event."}, []string{"stage"}),
-		seconds: tracing.NewHistogramVec(prometheus.HistogramOpts{Name: "tidings_relay_stage_duration_seconds",
+		seconds: histogram.NewVec(prometheus.HistogramOpts{Name: "tidings_relay_stage_duration_seconds",
 			Help:    "Time of one piece of work by stage: claim, publish, catch-up or heartbeat.",
 			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 15)}, []string{"stage"}),
-		batchRows: tracing.NewHistogram(prometheus.HistogramOpts{Name: "tidings_relay_publish_rows", Help: "Rows per publish.",
+		batchRows: histogram.New(prometheus.HistogramOpts{Name: "tidings_relay_publish_rows", Help: "Rows per publish.",
 			Buckets: []float64{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000}}),
 		heartbeats: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_relay_heartbeats_total",
 			Help: "Heartbeats that this relay has written into the outbox."}),

@@ -14,6 +14,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/histogram"
 	"github.com/tidings/tidings/internal/tracing"
 	"github.com/tidings/tidings/outbox"
 )
@@ -95,7 +96,7 @@ func (w *writer) publish(ctx context.Context, rows []outbox.Row) (_ *outbox.Mark
 	w.at("after ack")
 	w.objects.offer(published{w.p.Stream, rows, mark.Rows, naming})
 	took := time.Since(start)
-	tracing.Observe(ctx, w.metrics.seconds.WithLabelValues(stagePublish), took.Seconds())
+	histogram.Observe(ctx, w.metrics.seconds.WithLabelValues(stagePublish), took.Seconds())
 	w.metrics.batchRows.Observe(float64(len(rows)))
 	return mark, nil
 }

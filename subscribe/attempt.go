@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/tidings/tidings/event"
@@ -85,7 +84,7 @@ func (r *reader) handle(ctx context.Context, m *message) bool {
 		fault := r.invoke(m)
 		switch {
 		case fault == nil:
-			r.metrics.handled.Inc()
+			r.metrics.Handled.Inc()
 			r.acknowledge(ctx, m)
 			return true
 		case r.handling.Err() != nil: // Drain is over
@@ -93,7 +92,7 @@ func (r *reader) handle(ctx context.Context, m *message) bool {
 		case event.IsPermanent(fault), m.attempt >= r.Attempts:
 			return r.moveToDeadLetters(ctx, m, fault)
 		}
-		r.metrics.failures.Inc()
+		r.metrics.Failures.Inc()
 		r.Log.WarnContext(ctx, "handling an event failed, retrying", "event_id", m.event.ID, "tenant", m.event.TenantID, "stream",
 			m.event.Stream, "stream_seq", m.event.Seq, "attempt", m.attempt, "err", fault)
 		r.failed(m)
@@ -168,35 +167,4 @@ func (s *subscriber) end(err error) {
 	case s.failed <- err:
 	default:
 	}
-}
-
-// metrics are the metrics of one handler.
-type metrics struct {
-	handled, failures, foreign prometheus.Counter
-	dead, snapshots            prometheus.Counter
-	lag                        prometheus.Gauge
-}
-
-func newMetrics(reg prometheus.Registerer, name string) (*metrics, error) {
-	reg = prometheus.WrapRegistererWith(prometheus.Labels{"subscriber": name}, reg)
-	m := &metrics{
-		handled: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_subscriber_handled_total",
-			Help: "Events handled and acknowledged."}),
-		failures: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_subscriber_failures_total",
-			Help: "Failed attempts that are retried."}),
-		foreign: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_subscriber_foreign_total",
-			Help: "Messages skipped because no relay wrote them."}),
-		dead: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_subscriber_dead_letters_total",
-			Help: "Events that became dead letters."}),
-		snapshots: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_subscriber_snapshots_total",
-			Help: "States of exports handled."}),
-		lag: prometheus.NewGauge(prometheus.GaugeOpts{Name: "tidings_subscriber_lag_messages",
-			Help: "Events of all streams that no instance has acknowledged."}),
-	}
-	for _, c := range []prometheus.Collector{m.handled, m.failures, m.foreign, m.dead, m.snapshots, m.lag} {
-		if err := reg.Register(c); err != nil {
-			return nil, err
-		}
-	}
-	return m, nil
 }

@@ -298,8 +298,8 @@ func (b *bootstrap) exportAll(ctx context.Context) error {
 
 // export gives what is missing of all exports to the handler, and joins the streams.
 func (b *bootstrap) export(ctx context.Context) error {
-	for _, c := range b.Bootstrap {
-		if err := b.exportOf(ctx, c); err != nil {
+	for _, open := range b.Bootstrap {
+		if err := b.exportOf(ctx, open); err != nil {
 			return fmt.Errorf("export %s: %w", b.plural(), err)
 		}
 	}
@@ -312,8 +312,8 @@ func (b *bootstrap) plural() string {
 }
 
 // exportOf asks for the first state, because only an answer says whose export it is.
-func (b *bootstrap) exportOf(ctx context.Context, c *client.Client) error {
-	x := c.Export(b.plural(), client.ExportLines(1))
+func (b *bootstrap) exportOf(ctx context.Context, open settings.OpenExport) error {
+	x := open(b.plural(), "", "", client.ExportLines(1))
 	for _, err := range x.All(ctx) {
 		if err != nil {
 			return err
@@ -345,7 +345,7 @@ func (b *bootstrap) exportOf(ctx context.Context, c *client.Client) error {
 		b.at("handled")
 		return b.save(ctx, func(p *progress) { p.Exports[i] = at })
 	}
-	for state, err := range c.Export(b.plural()).Resume(at.Cursor, at.After).All(ctx) {
+	for state, err := range open(b.plural(), at.Cursor, at.After).All(ctx) {
 		if err != nil {
 			return err
 		}
@@ -400,14 +400,14 @@ func (r *reader) snapshot(ctx context.Context, m *message) bool {
 	for m.attempt = 1; r.enter(ctx); m.attempt++ {
 		err := r.invoke(m)
 		if err == nil {
-			r.metrics.snapshots.Inc()
+			r.metrics.Snapshots.Inc()
 			r.trouble(ctx, of, nil)
 			return true
 		}
 		if r.handling.Err() != nil {
 			return false
 		}
-		r.metrics.failures.Inc()
+		r.metrics.Failures.Inc()
 		r.trouble(ctx, of, fmt.Errorf("handle %s: %w", of, err))
 		work.Sleep(ctx, r.Pause(m.attempt))
 	}

@@ -79,7 +79,7 @@ func (r *reader) moveToDeadLetters(ctx context.Context, m *message, why error) b
 	}
 	r.trouble(ctx, deadStream(r.Settings), nil)
 	r.unlessErased(ctx, stream, seq, stored.Sequence)
-	r.metrics.dead.Inc()
+	r.metrics.Dead.Inc()
 	r.Log.ErrorContext(ctx, "an event became a dead letter", "event_id", m.event.ID, "tenant", m.event.TenantID, "stream", stream,
 		"stream_seq", seq, "attempts", m.attempt, "err", why, "runbook", "SubscriberDeadLetters")
 	if err := r.answer(m, func() error { return m.TermWithReason("a dead letter of " + deadStream(r.Settings)) }); err != nil {

@@ -79,7 +79,7 @@ type subscriber struct {
 	durable   string // the name of its consumers
 	filter    string // of subjects
 	call      func(ctx context.Context, e *event.Event, attempt int) error
-	metrics   *metrics
+	metrics   *settings.Metrics
 	slots     chan struct{} // one value per running call
 	failed    chan error    // why Handle returns
 	kept      atomic.Bool   // an operator created the consumers, and only an operator changes them
@@ -114,7 +114,7 @@ func (s *subscriber) run(ctx context.Context) (err error) {
 	if err != nil || ctx.Err() != nil {
 		return err
 	}
-	if s.metrics, err = newMetrics(s.Registry, s.durable); err != nil {
+	if s.metrics, err = s.Registry.Handler(s.durable); err != nil {
 		return fmt.Errorf("register the metrics of %s: %w", s.durable, err)
 	}
 	if s.Tenant == 0 {
@@ -282,7 +282,7 @@ func (s *subscriber) assignReaders(ctx, handling context.Context) {
 			s.read(ctx, handling, source{stream: st.Name, subject: s.filter})
 		}
 	}
-	s.metrics.lag.Set(float64(pending))
+	s.metrics.Lag.Set(float64(pending))
 	if s.InOrder {
 		s.shareTurns(reading)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
@@ -24,6 +25,7 @@ import (
 	"github.com/tidings/tidings/kinds/kindfile"
 	"github.com/tidings/tidings/subscribe"
 	"github.com/tidings/tidings/subscribe/projector"
+	"github.com/tidings/tidings/subscribe/prom"
 )
 
 // diary records the calls of handlers.
@@ -150,11 +152,11 @@ func (d *diary) mischief(t *testing.T, healed <-chan struct{}) func(context.Cont
 func TestAHandlerGetsEveryEventAndOnlyWhatItHasDoneIsAcknowledged(t *testing.T) {
 	r := newRig(t, 2)
 	ctx := t.Context()
-	d, health := newDiary(), &subscribe.Health{}
+	d, health, reg := newDiary(), &subscribe.Health{}, prometheus.NewRegistry()
 	healed := make(chan struct{})
 	run := func(ctx context.Context) error {
 		return subscribe.Handle(ctx, r.nc, "mailer", "follow.created", d.mischief(t, healed), subscribe.Log(testkit.Logger(t)),
-			subscribe.Report(health), subscribe.Concurrency(6), subscribe.Attempts(3),
+			subscribe.Report(health), prom.Metrics(reg), subscribe.Concurrency(6), subscribe.Attempts(3),
 			subscribe.Takeover(takeover), subscribe.Timeout(30*time.Second),
 			subscribe.BackOff(func(int) time.Duration { return 10 * time.Millisecond }))
 	}
@@ -200,6 +202,13 @@ func TestAHandlerGetsEveryEventAndOnlyWhatItHasDoneIsAcknowledged(t *testing.T) 
 		t.Errorf("the stream of dead letters: %+v, %v, want no messages and no purges", s.CachedInfo(), err)
 	}
 	r.nothingPending("mailer-follow-created")
+	for name, want := range map[string]float64{"handled_total": 121, "foreign_total": 3, "failures_total": 4, "dead_letters_total": 3} {
+		n := testkit.Metric(t, reg, "tidings_subscriber_"+name, "mailer-follow-created")
+		mayCome := name == "handled_total" || name == "foreign_total" // again, when the machine stalls for Takeover
+		if n != want && !(mayCome && n > want) {
+			t.Errorf("tidings_subscriber_%s is %v, want %v", name, n, want)
+		}
+	}
 }
 
 // TestAHandlerThatStartsAfterAClosingMessageHasExpiredReadsTheNewStreams starts a handler again,

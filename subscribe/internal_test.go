@@ -9,7 +9,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
@@ -275,7 +274,7 @@ func TestAStateThatIsGivenUpIsNoTrouble(t *testing.T) {
 		Pause: func(int) time.Duration { lost(); return time.Hour }}
 	s := newSubscriber(all, nil, "follow.*", func(context.Context, *event.Event, int) error { return errors.New("not yet") })
 	var err error
-	if s.metrics, err = newMetrics(prometheus.NewRegistry(), s.durable); err != nil {
+	if s.metrics, err = (settings.Unmeasured{}).Handler(s.durable); err != nil {
 		t.Fatal(err)
 	}
 	r := &reader{subscriber: s, handling: t.Context()}

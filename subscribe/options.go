@@ -5,8 +5,6 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/tidings/tidings/client"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/kinds"
@@ -74,12 +72,6 @@ func Upstreams(declared ...*upstreams.Upstream) Option {
 
 // Log sets the logger. The default is slog.Default().
 func Log(log *slog.Logger) Option { return func(s *settings.Settings) { s.Log = log } }
-
-// Metrics registers metrics with reg: tidings_consumer_* for Project, as for Tidings' own
-// consumers, and tidings_subscriber_* for Handle.
-func Metrics(reg prometheus.Registerer) Option {
-	return func(s *settings.Settings) { s.Registry = reg }
-}
 
 // Report connects h to the subscriber, so h.Ready can serve a readiness probe.
 func Report(h *Health) Option { return func(s *settings.Settings) { s.Health = h } }
@@ -162,7 +154,17 @@ func Since(t time.Time) Option {
 // and fn gets all states again. Handle continues with the events meanwhile. It returns the API's
 // error if that refuses, for example a token.
 func Bootstrap(clients ...*client.Client) Option {
-	return settings.Of(settings.Handle, "Bootstrap", func(s *settings.Settings) { s.Bootstrap = append([]*client.Client{}, clients...) })
+	return settings.Of(settings.Handle, "Bootstrap", func(s *settings.Settings) {
+		s.Bootstrap = make([]settings.OpenExport, len(clients))
+		for i, c := range clients {
+			if c == nil {
+				continue // out of bounds
+			}
+			s.Bootstrap[i] = func(plural, cursor, after string, opts ...client.Option) settings.Export {
+				return c.Export(plural, opts...).Resume(cursor, after)
+			}
+		}
+	})
 }
 
 // BackOff sets the wait after a failed attempt, by the number of that attempt. The default doubles

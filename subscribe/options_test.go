@@ -6,6 +6,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"go/types"
 	"log/slog"
 	"slices"
 	"strings"
@@ -24,6 +25,7 @@ import (
 	"github.com/tidings/tidings/kinds/upstreams"
 	"github.com/tidings/tidings/subscribe"
 	"github.com/tidings/tidings/subscribe/projector"
+	"github.com/tidings/tidings/subscribe/prom"
 )
 
 const (
@@ -42,7 +44,6 @@ var options = []struct {
 	{"Kinds", handle | project, subscribe.Kinds(kinds.Builtin())},
 	{"Upstreams", handle | project, subscribe.Upstreams(&upstreams.Upstream{Name: "order"})},
 	{"Log", handle | project, subscribe.Log(slog.Default())},
-	{"Metrics", handle | project, subscribe.Metrics(prometheus.NewRegistry())},
 	{"Report", handle | project, subscribe.Report(&subscribe.Health{})},
 	{"Timeout", handle | project, subscribe.Timeout(time.Second)},
 	{"Only", project, subscribe.Only("follow")},
@@ -55,6 +56,7 @@ var options = []struct {
 	{"Since", handle, subscribe.Since(time.Unix(1, 0))},
 	{"Bootstrap", handle, subscribe.Bootstrap(new(client.Client))},
 	{"BackOff", handle, subscribe.BackOff(func(int) time.Duration { return 0 })},
+	{"Metrics", handle | project, prom.Metrics(prometheus.NewRegistry())},
 }
 
 // offline returns functions that take options. None of them has a server, so one that accepts its
@@ -122,22 +124,24 @@ func TestEachFunctionTakesItsOptionsAndRefusesOthersAtOnce(t *testing.T) {
 }
 
 func TestTheListOfOptionsIsComplete(t *testing.T) {
-	f, err := parser.ParseFile(token.NewFileSet(), "options.go", nil, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
 	found := 0
-	for _, d := range f.Decls {
-		fn, ok := d.(*ast.FuncDecl)
-		if !ok || fn.Type.Results == nil || !fn.Name.IsExported() {
-			continue
+	for _, file := range []string{"options.go", "prom/prom.go"} {
+		f, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
+		if err != nil {
+			t.Fatal(err)
 		}
-		if id, ok := fn.Type.Results.List[0].Type.(*ast.Ident); !ok || id.Name != "Option" {
-			continue
-		}
-		found++
-		if options[min(found, len(options))-1].name != fn.Name.Name {
-			t.Errorf("option %d of the package is %s, and not of the list", found, fn.Name.Name)
+		for _, d := range f.Decls {
+			fn, ok := d.(*ast.FuncDecl)
+			if !ok || fn.Type.Results == nil || !fn.Name.IsExported() {
+				continue
+			}
+			if of := types.ExprString(fn.Type.Results.List[0].Type); of != "Option" && of != "subscribe.Option" {
+				continue
+			}
+			found++
+			if options[min(found, len(options))-1].name != fn.Name.Name {
+				t.Errorf("option %d is %s, and not of the list", found, fn.Name.Name)
+			}
 		}
 	}
 	if found != len(options) {

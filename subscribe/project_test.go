@@ -19,6 +19,7 @@ import (
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/subscribe"
 	"github.com/tidings/tidings/subscribe/projector"
+	"github.com/tidings/tidings/subscribe/prom"
 )
 
 // logbook records its events without comparing versions, so an event that is applied twice has two
@@ -99,7 +100,7 @@ func TestAProjectionInASchemaOfItsOwnIsExact(t *testing.T) {
 	reg, health := prometheus.NewRegistry(), &subscribe.Health{}
 	run := func(ctx context.Context) error {
 		return projector.Project(ctx, r.nc, pool, "search", logbook, subscribe.Only("follow"), subscribe.Log(testkit.Logger(t)),
-			subscribe.Metrics(reg), subscribe.Report(health))
+			prom.Metrics(reg), subscribe.Report(health))
 	}
 	r.refusals(pool, run)
 	r.publish(follow("1", "2", 1), follow("666", "3", 1), follow("4", "3", 1), damaged("5"), follow("1", "2", 2))

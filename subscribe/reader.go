@@ -360,7 +360,7 @@ func (r *reader) take(ctx context.Context, msg jetstream.Msg) error {
 		m.event, m.fault = decodeLetter(msg)
 	} else {
 		if !event.Ours(msg.Headers()) {
-			r.metrics.foreign.Inc()
+			r.metrics.Foreign.Inc()
 			r.Log.WarnContext(ctx, "skipping a message that no relay published", "stream", r.stream, "stream_seq", m.seq,
 				"subject", msg.Subject())
 			return msg.Ack()

@@ -9,6 +9,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io"
+	"os"
 	"os/exec"
 	"path"
 	"path/filepath"
@@ -28,11 +29,13 @@ const (
 	huma = "github.com/danielgtaylor/huma/v2"
 	blob = "github.com/minio/minio-go"
 
-	goose  = "github.com/pressly/goose"
-	prom   = "github.com/prometheus/client_golang/prometheus"
-	otel   = "go.opentelemetry.io/otel/"
-	yaml   = "go.yaml.in/yaml"
-	schema = "github.com/santhosh-tekuri/jsonschema"
+	goose = "github.com/pressly/goose"
+	prom  = "github.com/prometheus/client_golang/prometheus"
+	otel  = "go.opentelemetry.io/otel/"
+
+	protobuf = "google.golang.org/protobuf"
+	yaml     = "go.yaml.in/yaml"
+	schema   = "github.com/santhosh-tekuri/jsonschema"
 )
 
 // rule says which packages of this module, and which of the watched libraries, the matching
@@ -51,8 +54,8 @@ var rules = []rule{
 
 	{pkg: "api", libs: []string{huma, pgx}, // it passes a pgx.Tx on: the reads of a projection are one transaction of the caller
 		may: []string{"store", "kinds", "kinds/upstreams", "event/contracts", "outbox", "projections", "projections/*", "event",
-			"internal/tokens", "internal/versioned", "internal/postgres", "internal/shares", "internal/tracing", "internal/work",
-			"consumers"}},
+			"internal/tokens", "internal/versioned", "internal/postgres", "internal/shares", "internal/histogram", "internal/tracing",
+			"internal/work", "consumers"}},
 	{pkg: "store", libs: []string{pgx},
 		may: []string{"kinds", "outbox", "internal/versioned", "event", "internal/postgres", "internal/shares", "internal/tracing",
 			"internal/work"}},
@@ -76,16 +79,18 @@ var rules = []rule{
 		libs: []string{pgx, blob}},
 	// pgx: it passes the pool on to outbox.
 	{pkg: "relay", libs: []string{nats, pgx},
-		may: []string{"outbox", "kinds/declared", "event", "internal/lease", "internal/broker", "internal/heartbeat", "internal/tracing",
-			"internal/work"}},
+		may: []string{"outbox", "kinds/declared", "event", "internal/lease", "internal/broker", "internal/heartbeat",
+			"internal/histogram", "internal/tracing", "internal/work"}},
 	{pkg: "consumers", may: []string{"kinds/catalog", "event", "internal/lease", "internal/broker", "internal/heartbeat",
-		"internal/postgres", "internal/tracing", "internal/deadletter", "internal/work"}, libs: []string{pgx, nats}},
+		"internal/histogram", "internal/postgres", "internal/tracing", "internal/deadletter", "internal/work"}, libs: []string{pgx, nats}},
 	// Part of users' programs, which need no PostgreSQL for it.
 	{pkg: "subscribe", libs: []string{nats},
 		may: []string{"subscribe/internal/settings", "client", "kinds", "kinds/upstreams", "event", "internal/broker", "internal/tracing",
 			"internal/work"}},
 	{pkg: "subscribe/internal/settings", libs: []string{nats},
 		may: []string{"client", "kinds", "kinds/upstreams", "event", "internal/broker", "internal/work"}},
+	// Apart from subscribe, so that a program without metrics does not link Prometheus' library.
+	{pkg: "subscribe/prom", may: []string{"subscribe", "subscribe/internal/settings"}},
 	// It is the public interface of consumers.
 	{pkg: "subscribe/projector", libs: []string{pgx, nats},
 		may: []string{"subscribe", "subscribe/internal/settings", "client", "consumers", "migrations", "event", "internal/lease",
@@ -96,7 +101,7 @@ var rules = []rule{
 		may: []string{"projections", "store", "kinds", "event", "internal/versioned", "internal/postgres"}},
 	// Only public packages.
 	{pkg: "examples/*", libs: []string{pgx, nats},
-		may: []string{"client", "event", "kinds", "kinds/kindfile", "subscribe", "subscribe/projector"}},
+		may: []string{"client", "event", "kinds", "kinds/kindfile", "subscribe", "subscribe/projector", "subscribe/prom"}},
 	{pkg: "deploy"}, // tests of the files in the directory
 	{pkg: "docs"},   // likewise
 	{pkg: "migrations", may: []string{"kinds", "kinds/catalog", "internal/postgres", "internal/work"}, libs: []string{pgx}},
@@ -113,9 +118,10 @@ var rules = []rule{
 			"kinds", "kinds/catalog", "kinds/declared", "kinds/upstreams", "event", "internal/*"}},
 
 	{pkg: "internal/broker", may: []string{"event", "internal/work"}, libs: []string{nats}}, // event: the subjects
-	{pkg: "internal/natsserver", libs: []string{nats, srv}},                                 // the only one that may import the server
+	{pkg: "internal/brokermetrics", may: []string{"internal/broker"}, libs: []string{nats}},
+	{pkg: "internal/natsserver", libs: []string{nats, srv}}, // the only one that may import the server
 	{pkg: "internal/redact", may: []string{"event"}},
-	{pkg: "internal/heartbeat", may: []string{"event", "internal/tracing"}},
+	{pkg: "internal/heartbeat", may: []string{"event", "internal/histogram"}},
 	{pkg: "internal/deadletter", may: []string{"event", "internal/postgres"}, libs: []string{pgx}},
 	// It explores the protocol with the outbox's own decisions about the layout.
 	{pkg: "internal/protocol", may: []string{"outbox", "event"}},
@@ -186,7 +192,7 @@ var links = map[string]struct {
 	never []string
 	most  int
 }{
-	"subscribe":           {append([]string{pgx, module + "consumers", module + "migrations"}, notOurs...), 290},
+	"subscribe":           {append([]string{pgx, prom, protobuf, module + "consumers", module + "migrations"}, notOurs...), 245},
 	"subscribe/projector": {notOurs, 350},
 	"client":              {[]string{srv, goose, blob, huma, otel, pgx, nats, prom, module + "internal"}, 195},
 	"cmd/relay": {[]string{srv, goose, blob, huma, yaml, schema, module + "api", module + "ops", module + "store",
@@ -214,6 +220,24 @@ func TestProgramsLinkOnlyWhatTheyUse(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestASubscribersProgramIsSmall holds the size in docs/subscribe-reference.md. The linker drops
+// what a program does not call: the HTTP client without the option Bootstrap (0.7 MB), and
+// Prometheus' library without package prom (2.1 MB).
+func TestASubscribersProgramIsSmall(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "mailer")
+	out, err := exec.Command("go", "build", "-ldflags=-s -w", "-o", program, module+"examples/mailer").CombinedOutput()
+	if err != nil {
+		t.Fatalf("go build: %v: %s", err, out)
+	}
+	info, err := os.Stat(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if size := info.Size(); size >= 8_000_000 {
+		t.Errorf("examples/mailer has %d bytes, want fewer than 8,000,000", size)
 	}
 }
 

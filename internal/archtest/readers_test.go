@@ -13,7 +13,7 @@ import (
 
 // supported are the packages that other modules may import and rely on.
 var supported = []string{"client", "client/clienttest", "event", "kinds", "kinds/kindfile", "kinds/upstreams", "outbox", "subscribe",
-	"subscribe/projector"}
+	"subscribe/projector", "subscribe/prom"}
 
 // The sentences by which the first paragraph of a package comment names the package's readers, and
 // says what they may rely on.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/daemon"
+	"github.com/tidings/tidings/internal/histogram"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/internal/tracing"
 )
@@ -49,7 +50,7 @@ func TestTracesGoToTheCollectorThatIsNamed(t *testing.T) {
 	took := prometheus.NewHistogram(prometheus.HistogramOpts{Name: "took_seconds", Help: "Test.", Buckets: []float64{1}})
 	reg.MustRegister(took)
 	ctx, span := tracing.From(ctx).Request(ctx, "", http.MethodPut)
-	tracing.Observe(ctx, took, 0.5)
+	histogram.Observe(ctx, took, 0.5)
 	tracing.EndRequest(span, http.MethodPut, "/v1/follows/{a}", 503, 7)
 	stop()
 	got := <-exports

@@ -6,7 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tidings/tidings/event"
-	"github.com/tidings/tidings/internal/tracing"
+	"github.com/tidings/tidings/internal/histogram"
 )
 
 // The stations.
@@ -21,7 +21,7 @@ type Seconds struct{ prometheus.Histogram }
 // NewSeconds returns the histogram of a station. consumer is the consumer at the station, or "".
 // The alert rules count times below 2.5 s as good.
 func NewSeconds(station, consumer string) Seconds {
-	return Seconds{tracing.NewHistogram(prometheus.HistogramOpts{
+	return Seconds{histogram.New(prometheus.HistogramOpts{
 		Name: "tidings_path_latency_seconds", Help: "Time from the commit of a heartbeat to a station of its path.",
 		ConstLabels: prometheus.Labels{"station": station, "consumer": consumer},
 		Buckets:     []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600},

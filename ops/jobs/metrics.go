@@ -6,7 +6,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/tidings/tidings/internal/tracing"
+	"github.com/tidings/tidings/internal/histogram"
 )
 
 // Outcomes of a run.
@@ -34,7 +34,7 @@ func newMetrics(reg prometheus.Registerer, jobs []Job) (*metrics, error) {
 			Help: "Runs of scheduled jobs in this process, by outcome: ok, failed, lost (another process continues), " +
 				"stopped (the process ended), window (the job's window ended), time (its time limit was reached)."},
 			[]string{"name", "outcome"}),
-		seconds: tracing.NewHistogramVec(prometheus.HistogramOpts{Name: "tidings_job_run_duration_seconds",
+		seconds: histogram.NewVec(prometheus.HistogramOpts{Name: "tidings_job_run_duration_seconds",
 			Help:    "How long runs of scheduled jobs took in this process.",
 			Buckets: prometheus.ExponentialBuckets(0.01, 4, 10)}, []string{"name"}),
 		known: make(map[string]bool),

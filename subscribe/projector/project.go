@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/otel"
 
 	"github.com/tidings/tidings/consumers"
@@ -91,11 +92,15 @@ func Project(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string
 		settings.SetReady(s.Health, func(context.Context) error { return err })
 		return err
 	}
+	reg, measured := s.Registry.(prometheus.Registerer)
+	if !measured {
+		reg = prometheus.NewRegistry()
+	}
 	consumer, err := consumers.New(consumers.Config{
 		BatchEvents: s.Batch, BatchBytes: 8 << 20, ApplyTimeout: s.Timeout, LagInterval: 5 * time.Second, Recheck: 10 * time.Second,
 		Lease: lease.Config{TTL: s.Takeover},
 	}, consumers.Deps{
-		Pool: pool, JetStream: js, Registry: s.Registry, Log: s.Log,
+		Pool: pool, JetStream: js, Registry: reg, Log: s.Log,
 		Streams: consumers.Streams{Name: s.Broker.Stream, Prefix: s.Broker.Prefix, Timeout: s.Broker.Timeout},
 		Remedy:  "begin the projection again (docs/subscribe-reference.md, \"Begin again\")",
 		Expired: f.expire,

@@ -16,6 +16,7 @@ import (
 
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/brokermetrics"
 	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/kinds"
@@ -132,7 +133,7 @@ func run[P projections.Projection](ctx context.Context, h daemon.Host, cfg Confi
 		}
 		g.Go(func() error { return drift.Run(ctx) })
 	}
-	h.Metrics.MustRegister(daemon.NewCertificates(certificates), broker.NewCredentials(cfg.Broker.Credentials))
+	h.Metrics.MustRegister(daemon.NewCertificates(certificates), brokermetrics.NewCredentials(cfg.Broker.Credentials))
 	g.Go(func() error { return broker.Watch(ctx, nc) })
 	g.Go(func() error {
 		if err := migrations.Await(ctx, pool, migrations.Projections, log); err != nil {
@@ -163,7 +164,7 @@ func (c Config) consumers(projection projections.Projection, deps consumers.Deps
 			return nil, err
 		}
 		for _, collector := range []prometheus.Collector{NewLagCollector(deps.Pool, deps.JetStream, cell, deps.Log),
-			broker.NewCollector(deps.JetStream, cell, deps.Log)} {
+			brokermetrics.NewCollector(deps.JetStream, cell, deps.Log)} {
 			if err := deps.Registry.Register(collector); err != nil {
 				return nil, err
 			}

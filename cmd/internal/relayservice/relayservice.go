@@ -7,6 +7,7 @@ import (
 	"github.com/sethvargo/go-envconfig"
 
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/brokermetrics"
 	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/migrations"
@@ -57,7 +58,7 @@ func (cfg config) run(ctx context.Context, h daemon.Host) error {
 	h.Metrics.MustRegister(outbox.NewCollector(pool, h.Log))
 	h.Metrics.MustRegister(daemon.NewCertificates(map[string]daemon.Expiry{
 		"nats": daemon.FileExpiry(cfg.Broker.TLSCert), "postgres": postgres.CertificateExpiry(pool),
-	}), broker.NewCredentials(cfg.Broker.Credentials))
+	}), brokermetrics.NewCredentials(cfg.Broker.Credentials))
 	h.Metrics.MustRegister(postgres.NewBlockedCollector(pool, h.Log),
 		prometheus.WrapCollectorWith(prometheus.Labels{"database": "truth"}, postgres.NewSizesCollector(pool, h.Log)))
 	h.Ready(map[string]func(context.Context) error{

@@ -16,6 +16,7 @@ import (
 
 	"github.com/tidings/tidings/api"
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/brokermetrics"
 	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/migrations"
@@ -96,7 +97,7 @@ func (cfg apiConfig) serve(ctx context.Context, h daemon.Host, l net.Listener) e
 	h.Metrics.MustRegister(daemon.NewCertificates(map[string]daemon.Expiry{
 		"api": daemon.FileExpiry(cfg.API.TLSCert), "nats": daemon.FileExpiry(cfg.Broker.TLSCert),
 		"postgres": postgres.CertificateExpiry(truth), "postgres_projections": postgres.CertificateExpiry(projections),
-	}), broker.NewCredentials(cfg.Broker.Credentials))
+	}), brokermetrics.NewCredentials(cfg.Broker.Credentials))
 	var listening atomic.Bool
 	g, ctx := errgroup.WithContext(ctx)
 	h.Ready(map[string]func(context.Context) error{

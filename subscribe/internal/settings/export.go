@@ -1,8 +1,10 @@
 package settings
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"math"
 	"strconv"
 	"strings"
@@ -11,6 +13,18 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/kinds"
 )
+
+// OpenExport returns the export of a client, from a position on.
+type OpenExport func(plural, cursor, after string, opts ...client.Option) Export
+
+func (o OpenExport) isNone() bool { return o == nil }
+
+// Export is a *client.Export. Only the option Bootstrap makes one, and the linker sees that: a
+// program without the option does not link the HTTP client.
+type Export interface {
+	All(context.Context) iter.Seq2[client.ExportState, error]
+	Head() client.ExportHead
+}
 
 // StateEvent returns an exported state as an event.
 func StateEvent(tenant int64, s client.ExportState) (e event.Event, err error) {

@@ -16,9 +16,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/tidings/tidings/client"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/work"
@@ -69,7 +67,7 @@ type Settings struct {
 	Kinds     *kinds.Set
 	Upstreams []*upstreams.Upstream
 	Log       *slog.Logger
-	Registry  prometheus.Registerer
+	Registry  Registry
 	Health    *Health
 	Tenant    int64 // of the account of the connection; 0 if it is none of a tenant
 
@@ -85,7 +83,7 @@ type Settings struct {
 	InOrder     bool
 	Since       time.Time
 	Pause       func(attempt int) time.Duration
-	Bootstrap   []*client.Client  // nil without the option
+	Bootstrap   []OpenExport      // nil without the option
 	Step        func(step string) // nil but in fault tests: called at the named crash points
 }
 
@@ -96,14 +94,11 @@ var subscriberName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_-]{0,31}$`)
 // New returns the settings of a function. It returns ErrName, ErrOption and ErrType (of Only).
 func New(name, function string, opts []Option) (*Settings, error) {
 	s := &Settings{
-		Name: name, function: function, Kinds: kinds.Builtin(), Log: slog.Default(), Timeout: time.Minute, Batch: 4000,
-		Concurrency: 16, Attempts: 10, Takeover: 10 * time.Second, Drain: 20 * time.Second, Pause: backOff,
+		Name: name, function: function, Kinds: kinds.Builtin(), Log: slog.Default(), Registry: Unmeasured{}, Timeout: time.Minute,
+		Batch: 4000, Concurrency: 16, Attempts: 10, Takeover: 10 * time.Second, Drain: 20 * time.Second, Pause: backOff,
 	}
 	for _, o := range opts {
 		o(s)
-	}
-	if s.Registry == nil {
-		s.Registry = prometheus.NewRegistry()
 	}
 	s.Broker.Stream, s.Broker.Prefix = cmp.Or(s.Broker.Stream, "EVENTS"), cmp.Or(s.Broker.Prefix, "events")
 	s.Broker.Timeout = 5 * time.Second
@@ -114,7 +109,7 @@ func New(name, function string, opts []Option) (*Settings, error) {
 	for what, bad := range map[string]bool{
 		"Timeout": s.Timeout <= 0, "Batch": s.Batch < 1 || s.Batch > 20000, "Concurrency": s.Concurrency < 1, "Attempts": s.Attempts < 1,
 		"Takeover": s.Takeover < time.Second, "Drain": s.Drain < 0, "Tenant": s.Tenant < 0, "BackOff": s.Pause == nil, "Log": s.Log == nil,
-		"Bootstrap": s.Bootstrap != nil && (len(s.Bootstrap) == 0 || slices.Contains(s.Bootstrap, nil)),
+		"Bootstrap": s.Bootstrap != nil && (len(s.Bootstrap) == 0 || slices.ContainsFunc(s.Bootstrap, OpenExport.isNone)),
 		"Kinds":     s.Kinds == nil, "Upstreams": slices.Contains(s.Upstreams, nil),
 	} {
 		if bad {

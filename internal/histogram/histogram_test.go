@@ -1,15 +1,15 @@
-package tracing_test
+package histogram_test
 
 import (
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/tidings/tidings/internal/tracing"
+	"github.com/tidings/tidings/internal/histogram"
 )
 
 func TestAHistogramHasClassicAndNativeBuckets(t *testing.T) {
-	h := tracing.NewHistogram(prometheus.HistogramOpts{Name: "x", Buckets: []float64{1, 2}})
+	h := histogram.New(prometheus.HistogramOpts{Name: "x", Buckets: []float64{1, 2}})
 	h.Observe(1.5)
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(h)

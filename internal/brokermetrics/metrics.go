@@ -1,4 +1,4 @@
-package broker
+package brokermetrics
 
 import (
 	"context"
@@ -7,6 +7,8 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tidings/tidings/internal/broker"
 )
 
 // scrapeTimeout bounds the requests of one scrape.
@@ -14,7 +16,7 @@ const scrapeTimeout = 3 * time.Second
 
 type collector struct {
 	js  jetstream.JetStream
-	cfg Config
+	cfg broker.Config
 	log *slog.Logger
 
 	messages, bytes, limit, replicas, current, used, allowed *prometheus.Desc
@@ -22,7 +24,7 @@ type collector struct {
 
 // NewCollector returns the sizes of the partitions' streams and the account's use of JetStream
 // storage. It reads them from the servers at each scrape. It omits a stream without a leader.
-func NewCollector(js jetstream.JetStream, cfg Config, log *slog.Logger) prometheus.Collector {
+func NewCollector(js jetstream.JetStream, cfg broker.Config, log *slog.Logger) prometheus.Collector {
 	stream := []string{"stream"}
 	return &collector{
 		js: js, cfg: cfg, log: log.With("component", "broker"),
@@ -53,7 +55,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
-	streams, err := Streams(ctx, c.js, c.cfg)
+	streams, err := broker.Streams(ctx, c.js, c.cfg)
 	if err != nil {
 		c.log.WarnContext(ctx, "streams left out of this scrape", "err", err)
 	}
@@ -82,9 +84,9 @@ type credentials struct {
 	expires, issued *prometheus.Desc
 }
 
-// NewCredentials returns gauges of the life of the credentials in a file (Config.Credentials). It
-// reads the file at each scrape, as the next connection will, so it notices a replacement. It
-// returns nothing for an empty name.
+// NewCredentials returns gauges of the life of the credentials in a file
+// (broker.Config.Credentials). It reads the file at each scrape, as the next connection will, so it
+// notices a replacement. It returns nothing for an empty name.
 func NewCredentials(file string) prometheus.Collector {
 	return credentials{file, prometheus.NewDesc("tidings_nats_credentials_expires_timestamp_seconds",
 		"Expiry of the credentials in the file that the next connection reads; 0 if it cannot be read, absent if they never expire.",
@@ -100,7 +102,7 @@ func (c credentials) Collect(ch chan<- prometheus.Metric) {
 	if c.file == "" {
 		return
 	}
-	user, err := ReadUser(c.file)
+	user, err := broker.ReadUser(c.file)
 	gauge := func(d *prometheus.Desc, at time.Time) {
 		seconds := 0.0
 		if err == nil {

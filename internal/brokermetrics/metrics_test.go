@@ -1,4 +1,4 @@
-package broker_test
+package brokermetrics_test
 
 import (
 	"os"
@@ -9,8 +9,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/brokermetrics"
 	"github.com/tidings/tidings/internal/testkit"
 )
+
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // TestTheExpiryOfCredentialsIsAGauge expects the times of the file at each scrape, 0 for an
 // unreadable file, and no expiry of credentials that have none.
@@ -33,7 +36,7 @@ func TestTheExpiryOfCredentialsIsAGauge(t *testing.T) {
 	scrape := func(file string) map[string]float64 {
 		t.Helper()
 		reg := prometheus.NewRegistry()
-		reg.MustRegister(broker.NewCredentials(file))
+		reg.MustRegister(brokermetrics.NewCredentials(file))
 		return testkit.Series(t, reg)
 	}
 	const expires, issued = "tidings_nats_credentials_expires_timestamp_seconds", "tidings_nats_credentials_issued_timestamp_seconds"
