@@ -119,6 +119,7 @@ var rules = []rule{
 
 	{pkg: "internal/broker", may: []string{"event", "internal/work"}, libs: []string{nats}}, // event: the subjects
 	{pkg: "internal/brokermetrics", may: []string{"internal/broker"}, libs: []string{nats}},
+	{pkg: "internal/histogram"},
 	{pkg: "internal/natsserver", libs: []string{nats, srv}}, // the only one that may import the server
 	{pkg: "internal/redact", may: []string{"event"}},
 	{pkg: "internal/heartbeat", may: []string{"event", "internal/histogram"}},

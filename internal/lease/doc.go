@@ -18,8 +18,8 @@
 // partitions at any time. An instance gives up removed partitions like a surplus, and an instance
 // without partitions does not count.
 //
-// An instance that joins takes what an ended process of its name and host held, and does not wait
-// for the expiry.
+// A process that joins takes what an ended process of its name and host held, and does not wait for
+// the expiry. It does so once, with its first instance.
 //
 // An instance that cannot serve a partition refuses it. Another instance then takes it, even above
 // its fair share, and gives up another partition in return. For a minute the first instance does

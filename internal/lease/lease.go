@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -64,6 +65,21 @@ func ownerOf(of string, pid int, incarnation string, n int64) string {
 
 var ownerPattern = regexp.MustCompile(`^(.+)-([0-9]+)-([0-9A-Z]{6})-[0-9]+$`)
 
+// joined has the kinds that this process has joined, by its name. Only the first instance takes
+// what an ended process held. Otherwise each session of a relay, and each run of a job, would take
+// leases from a live process that only seems to have ended.
+var joined sync.Map // of member
+
+type member struct {
+	pool     *pgxpool.Pool
+	kind, of string
+}
+
+// member returns what g has in common with the other instances of this process and its name.
+func (g *Group) member() member {
+	return member{g.pool, g.kind, g.owner[:strings.LastIndex(g.owner, "-")+1]}
+}
+
 // ended reports whether owner was an instance with this one's name and host, whose process has
 // ended. It may be wrong about a process in another container with the same host name.
 func (g *Group) ended(owner string) bool {
@@ -92,7 +108,6 @@ type Group struct {
 	changed  work.Signal
 	beat     work.Signal // requests a heartbeat at once
 	rowsMade []int       // the partitions whose rows this instance has seen; only Run uses it
-	shared   bool        // a heartbeat with partitions has succeeded; only Run uses it
 
 	mu       sync.Mutex
 	wanted   []int // all partitions to distribute, sorted
@@ -296,7 +311,10 @@ func (g *Group) heartbeat(ctx context.Context) error {
 	if b.made > 0 && slices.Equal(g.rowsMade, wanted) {
 		g.log.WarnContext(ctx, "lease rows were missing, and are inserted again: somebody deleted them", "owner", g.owner, "rows", b.made)
 	}
-	g.rowsMade, g.shared = wanted, g.shared || len(wanted) > 0
+	g.rowsMade = wanted
+	if len(wanted) > 0 {
+		joined.Store(g.member(), nil)
+	}
 	slices.Sort(b.held)
 	if keep := max(0, b.share-len(b.lent)); len(b.held) > keep {
 		b.surplus = append(b.surplus, b.held[keep:]...)
@@ -332,7 +350,7 @@ func (g *Group) exchange(ctx context.Context, tx pgx.Tx, wanted, drop, refused [
 	}
 	args := pgx.NamedArgs{"kind": g.kind, "owner": g.owner, "ttl": g.cfg.TTL, "partitions": wanted, "drop": drop, "refused": refused,
 		"refused_for": refusedFor, "longest": 2 * maxTTL, "ended": []string{}}
-	if !g.shared && len(wanted) > 0 {
+	if _, is := joined.Load(g.member()); !is && len(wanted) > 0 {
 		rows, _ := tx.Query(ctx, othersSQL, args)
 		others, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		if err != nil {

@@ -138,6 +138,25 @@ func TestInstancesThatTakeEachOtherForDeadShareSoon(t *testing.T) {
 	checkShares(t, a, b)
 }
 
+// TestAProcessTakesFromOneThatSeemsDeadOnlyOnce: beside another process in a container with its
+// host name, a relay has session after session, or a process runs job after job. Each joins, and
+// none but the first takes what the other one holds.
+func TestAProcessTakesFromOneThatSeemsDeadOnlyOnce(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	a := newGroup(t, pool, ownerOf("relay-here", 1, "AAAAAA", 1))
+	b := newGroup(t, pool, ownerOf("relay-here", 1, "BBBBBB", 1))
+	beat(t, a, b, a, b, b, a)
+	checkShares(t, a, b)
+	for n := range int64(3) {
+		if err := b.leave(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		b = newGroup(t, pool, ownerOf("relay-here", 1, "BBBBBB", 1+n/2)) // the same owner, and another one
+		beat(t, b)
+		checkShares(t, a, b)
+	}
+}
+
 // checkShares fails unless the groups together hold every partition once, in shares that differ by
 // at most one.
 func checkShares(t *testing.T, groups ...*Group) {
