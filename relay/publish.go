@@ -50,7 +50,9 @@ func (e *brokerError) Unwrap() error { return e.err }
 // up.
 func (w *writer) publish(ctx context.Context, rows []outbox.Row) (_ *outbox.Mark, err error) {
 	w.at("after claim")
-	naming, err := w.names.of(ctx, rows)
+	dbCtx, cancel := w.forDB(ctx)
+	naming, err := w.names.of(dbCtx, rows)
+	cancel()
 	if err != nil {
 		return nil, err
 	}

@@ -4,6 +4,7 @@ package relay
 
 import (
 	"context"
+	"sync"
 	"testing"
 	"time"
 
@@ -100,11 +101,17 @@ func TestARelayLeavesDatabaseConnectionsThatPassNothingAnyMore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// No reset and no end, as when a firewall forgets connections. New ones work, so the relay
+	// keeps its leases.
+	claimed := sync.OnceFunc(via.Lose) // before the relay reads the names of the first event's type
+	r.step = func(step string) {
+		if step == "after claim" {
+			claimed()
+		}
+	}
 	stop := start(t, r)
 	insertRow(t, pool, 1, "created", `{"version": 1}`)
 	awaitDrained(t, t.Context(), pool, time.Minute)
-	// No reset and no end, as when a firewall forgets connections. New ones work, so the relay
-	// keeps its leases.
 	via.Lose()
 	insertRow(t, pool, 1, "edited", `{"version": 2}`)
 	awaitDrained(t, t.Context(), pool, time.Minute)
