@@ -29,13 +29,12 @@ const (
 	huma = "github.com/danielgtaylor/huma/v2"
 	blob = "github.com/minio/minio-go"
 
-	goose = "github.com/pressly/goose"
-	prom  = "github.com/prometheus/client_golang/prometheus"
-	otel  = "go.opentelemetry.io/otel/"
-
-	protobuf = "google.golang.org/protobuf"
-	yaml     = "go.yaml.in/yaml"
-	schema   = "github.com/santhosh-tekuri/jsonschema"
+	goose  = "github.com/pressly/goose"
+	prom   = "github.com/prometheus/client_golang/prometheus"
+	proto  = "google.golang.org/protobuf"
+	otel   = "go.opentelemetry.io/otel/"
+	yaml   = "go.yaml.in/yaml"
+	schema = "github.com/santhosh-tekuri/jsonschema"
 )
 
 // rule says which packages of this module, and which of the watched libraries, the matching
@@ -193,7 +192,7 @@ var links = map[string]struct {
 	never []string
 	most  int
 }{
-	"subscribe":           {append([]string{pgx, prom, protobuf, module + "consumers", module + "migrations"}, notOurs...), 245},
+	"subscribe":           {append([]string{pgx, prom, proto, module + "consumers", module + "migrations"}, notOurs...), 245},
 	"subscribe/projector": {notOurs, 350},
 	"client":              {[]string{srv, goose, blob, huma, otel, pgx, nats, prom, module + "internal"}, 195},
 	"cmd/relay": {[]string{srv, goose, blob, huma, yaml, schema, module + "api", module + "ops", module + "store",

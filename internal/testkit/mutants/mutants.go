@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -90,7 +91,7 @@ func parse(text string) ([]Mutant, error) {
 		case line == beforeLine:
 			before, n := until(lines[i+1:], afterLine)
 			after, k := until(lines[min(len(lines), i+1+n):], endLine)
-			if n == 0 || k == 0 || file == "" {
+			if n == 0 || k == 0 || file == "" || slices.Contains(strings.Split(after, "\n"), beforeLine) {
 				return nil, fmt.Errorf("line %d: an edit without file, after or end", i+1)
 			}
 			m.Edits = append(m.Edits, Edit{file, before, after})

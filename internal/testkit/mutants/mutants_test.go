@@ -65,6 +65,7 @@ func TestAListThatIsNotUnderstoodIsRefused(t *testing.T) {
 		"a field without a value":         "mutant a\ntest",
 		"an edit without a file":          "mutant a\n--- before\na\n--- after\nb\n--- end",
 		"an edit without an end":          "mutant a\nfile f\n--- before\na\n--- after\nb",
+		"an edit that swallows the next":  "mutant a\nfile f\n--- before\n--- after\nmutant b\nfile f\n--- before\n--- after\n--- end",
 	} {
 		if _, err := parse(text); err == nil {
 			t.Errorf("%s: no error", name)
