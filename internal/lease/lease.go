@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+	"weak"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -71,13 +72,13 @@ var ownerPattern = regexp.MustCompile(`^(.+)-([0-9]+)-([0-9A-Z]{6})-[0-9]+$`)
 var joined sync.Map // of member
 
 type member struct {
-	pool     *pgxpool.Pool
+	pool     weak.Pointer[pgxpool.Pool] // a program may open and close many
 	kind, of string
 }
 
 // member returns what g has in common with the other instances of this process and its name.
 func (g *Group) member() member {
-	return member{g.pool, g.kind, g.owner[:strings.LastIndex(g.owner, "-")+1]}
+	return member{weak.Make(g.pool), g.kind, g.owner[:strings.LastIndex(g.owner, "-")+1]}
 }
 
 // ended reports whether owner was an instance with this one's name and host, whose process has
