@@ -37,9 +37,9 @@ const (
 
 func newOpenAPI() *huma.OpenAPI {
 	schemas := huma.NewMapRegistry("#/components/schemas/", huma.DefaultSchemaNamer)
-	schemas.RegisterTypeAlias(reflect.TypeFor[event.Number](), reflect.TypeFor[number]())
-	schemas.RegisterTypeAlias(reflect.TypeFor[event.ID](), reflect.TypeFor[id]()) // ids in answers and in requests have one schema
-	schemas.RegisterTypeAlias(reflect.TypeFor[event.Time](), reflect.TypeFor[moment]())
+	schemas.RegisterTypeAlias(reflect.TypeFor[event.Number](), reflect.TypeFor[answeredNumber]())
+	schemas.RegisterTypeAlias(reflect.TypeFor[event.ID](), reflect.TypeFor[answeredID]())
+	schemas.RegisterTypeAlias(reflect.TypeFor[event.Time](), reflect.TypeFor[answeredTime]())
 	return &huma.OpenAPI{
 		OpenAPI: "3.1.0",
 		Info: &huma.Info{
@@ -71,10 +71,7 @@ func (s *server) problemSchema() *huma.Schema {
 // documentRoutes serves the OpenAPI document and a page made of it. It comes after all other
 // routes, because both describe them. The first request for a document builds it: that takes longer
 // than all routes together, and few processes get such a request.
-func (s *server) documentRoutes() error {
-	if err := s.addExamples(); err != nil {
-		return fmt.Errorf("add examples to the OpenAPI document: %w", err)
-	}
+func (s *server) documentRoutes() {
 	spec := sync.OnceValues(s.document)
 	serve := func(path, contentType string, write func() ([]byte, error)) {
 		made := s.publicDocument(path, contentType, write)
@@ -92,7 +89,6 @@ func (s *server) documentRoutes() error {
 	})
 	serve(docsPath, "text/html; charset=utf-8", s.docsPage)
 	s.eventRoutes()
-	return nil
 }
 
 // eventRoutes serves the document of all events, and the schema of each type.
@@ -209,6 +205,9 @@ func listed(values []string) (all []string) {
 // document returns the OpenAPI document without the framework's own error model, which no answer
 // has.
 func (s *server) document() ([]byte, error) {
+	if err := s.addExamples(); err != nil {
+		return nil, fmt.Errorf("add examples: %w", err)
+	}
 	raw, err := json.Marshal(s.api.OpenAPI())
 	if err != nil {
 		return nil, err

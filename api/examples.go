@@ -138,7 +138,7 @@ func (e examples) of(name string, schema *huma.Schema, within ...string) (any, e
 		return schema.Default, nil
 	case len(schema.OneOf) > 0:
 		return e.of(name, schema.OneOf[0], within...)
-	case schema.Pattern == idSchema(kinds.String).Pattern, schema.Pattern == numberSchema().Pattern:
+	case slices.Contains([]string{idSchema(kinds.String).Pattern, numberSchema().Pattern}, patternOf(schema)):
 		return "42", nil
 	case schema.Type == huma.TypeInteger:
 		return int(*cmp.Or(schema.Minimum, new(1.0))), nil

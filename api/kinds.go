@@ -82,9 +82,7 @@ func (r *router) build(set *kinds.Set) (err error) {
 	}()
 	s := *r.base
 	s.kinds = set
-	if err := s.routes(); err != nil {
-		return err
-	}
+	s.routes()
 	r.now.Store(&s)
 	return nil
 }
