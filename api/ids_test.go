@@ -98,7 +98,7 @@ func TestIDsOfANarrowedObjectHaveItsForm(t *testing.T) {
 	refused := func(p map[string]any, place, at, rule, request string) {
 		t.Helper()
 		errors, _ := p["errors"].([]any)
-		if len(errors) == 0 { // the format uuid may be a second one
+		if len(errors) != 1 {
 			t.Errorf("%s: %v", request, p)
 			return
 		}
@@ -185,6 +185,61 @@ func TestIDsOfANarrowedObjectHaveItsForm(t *testing.T) {
 	event := f.want(t, 200, "GET", "/v1/schemas/tidings.spin.created.v1", "", "Authorization").json["properties"].(map[string]any)
 	if got := event["song_id"].(map[string]any); got["pattern"] != kinds.IDForm(kinds.UUID).Pattern() || got["format"] != "uuid" {
 		t.Errorf("the contract of the event: %v", got)
+	}
+}
+
+// TestAWrongParameterHasOneError sends wrong values to every operation, one at a time. A value that
+// breaks several rules of its schema, such as the pattern and the format of an id, is one error.
+func TestAWrongParameterHasOneError(t *testing.T) {
+	t.Parallel()
+	f, _, _ := openKindsOf(t, narrowKinds, true)
+	inPaths := 0
+	f.operations(t, func(method, path string, op map[string]any) {
+		all := parametersOf(op)
+		for _, wrong := range all {
+			for _, value := range []string{"zzz", strings.Repeat("!", 300)} {
+				target, query, headers := path, url.Values{}, []string{"If-Match: *"}
+				for _, p := range all {
+					v := fmt.Sprint(p["example"])
+					if p["name"] == wrong["name"] {
+						v = value
+					}
+					switch {
+					case p["in"] == "path":
+						target = strings.Replace(target, "{"+p["name"].(string)+"}", v, 1)
+					case p["name"] != wrong["name"]:
+					case p["in"] == "query":
+						query.Set(p["name"].(string), v)
+					case p["in"] == "header":
+						headers = append(headers, p["name"].(string)+": "+v)
+					}
+				}
+				body := ""
+				if op["requestBody"] != nil {
+					body = "{}"
+				}
+				a := f.do(t, method, strings.TrimSuffix(target+"?"+query.Encode(), "?"), body, headers...)
+				errors, _ := a.json["errors"].([]any)
+				of := 0
+				for _, e := range errors {
+					if e := e.(map[string]any); e["parameter"] == wrong["name"] || e["header"] == wrong["name"] {
+						of++
+					}
+				}
+				if of > 1 {
+					t.Errorf("%s %s with the %s %s: %s", method, path, wrong["name"], value, a.body)
+				}
+				if wrong["in"] == "path" && len(value) > 128 {
+					inPaths++
+					if a.StatusCode != 422 || of != 1 {
+						t.Errorf("%s %s with the %s %s: %d %s", method, path, wrong["name"], value, a.StatusCode, a.body)
+					}
+				}
+			}
+		}
+	})
+	if inPaths < 50 {
+		t.Errorf("%d parameters of paths, want 50 or more", inPaths)
 	}
 }
 

@@ -215,7 +215,8 @@ func (t problemTable) of(err error) (p *Problem, logged bool) {
 	return t.problem(codeInternal, ""), true
 }
 
-// fromHuma translates the framework's own errors of parsing and validation.
+// fromHuma translates the framework's own errors of parsing and validation. A text that breaks
+// several rules of its schema (length, pattern, format) has the first error alone.
 func (t problemTable) fromHuma(e *huma.ErrorModel) *Problem {
 	code := codeBadRequest
 	switch e.Status {
@@ -235,10 +236,13 @@ func (t problemTable) fromHuma(e *huma.ErrorModel) *Problem {
 		code = codeInternal
 	}
 	p := t.problem(code, e.Detail)
+	wrong := make(map[string]bool) // the places of texts
 	for _, d := range e.Errors {
-		if d != nil {
-			p.Errors = append(p.Errors, fieldError(d.Location, d.Message))
+		if d == nil || wrong[d.Location] {
+			continue
 		}
+		_, wrong[d.Location] = d.Value.(string)
+		p.Errors = append(p.Errors, fieldError(d.Location, d.Message))
 	}
 	return p
 }
