@@ -6,6 +6,7 @@
 SHELL := /bin/sh
 GO ?= go
 BIN := bin
+BUILD = $(GO) build -buildvcs=false -o $(BIN)/tidings
 # Tests wait as well as compute, so one package more than the number of processors runs at once, and six tests of a package.
 # LONGEST names the packages that take longest: they start first.
 JOBS = $(shell echo $$((1 + $$(getconf _NPROCESSORS_ONLN))))
@@ -24,7 +25,8 @@ help: ## print this list
 .PHONY: run
 run: ## start everything and print where it listens (DATA=DIR to keep the data there)
 	@test -n "$$DATABASE_URL" || $(MAKE) --no-print-directory postgres
-	@test -x $(BIN)/tidings || echo "Building tidings. The first build takes some minutes."
+	@if ! test -x $(BIN)/tidings; then echo "Building tidings. The first build takes some minutes."; \
+	elif $(BUILD) -n ./cmd/tidings 2>&1 | grep -qv "^touch "; then echo "Rebuilding tidings, because its code has changed."; fi
 	@$(MAKE) --no-print-directory tidings
 	@exec $(BIN)/tidings dev $(if $(DATA),--data "$(DATA)")
 
@@ -119,7 +121,7 @@ generate-ts: tidings ## generate client/typescript from the OpenAPI document (no
 
 .PHONY: tidings
 tidings:
-	@$(GO) build -buildvcs=false -o $(BIN)/tidings ./cmd/tidings
+	@$(BUILD) ./cmd/tidings
 
 .PHONY: test-short
 test-short: ## run the tests that need no server
