@@ -5,7 +5,7 @@ import { asError, SubscribeError } from './errors.js';
 import { isDeclared, parse, type DataOf, type Envelope, type Event, type EventType } from './event.js';
 import { Reader, type Source } from './reader.js';
 import { declareDead, isEnded, isEndedOfTenant, namesOf, numberOf, streamOf, streamOfTenant, type Stream } from './streams.js';
-import { linked, orAborted, Slots, sleep } from './wait.js';
+import { linked, moment, orAborted, Slots, sleep } from './wait.js';
 
 /** Your function. Stop when `signal` aborts: at `timeout`, or at the end of `drain`. */
 export type Handler<T> = (event: Event<T>, signal: AbortSignal) => unknown;
@@ -253,7 +253,7 @@ export class Subscriber {
 
   /** Looks at a stream, and tells its reader. Returns undefined if there is none. */
   async look(name: string, number = numberOf(this.s.stream, name)!): Promise<Stream | undefined> {
-    const asked = performance.now();
+    const asked = moment();
     const s = await (this.s.tenant === undefined ? streamOf(this.jsm, name, number) : streamOfTenant(this.jsm, name, number, this.durable));
     if (s !== undefined) {
       this.#logRecreated(s);

@@ -5,7 +5,7 @@ import { absent, isErased, type Stream } from './streams.js';
 import { apiCode, asError, notFound, PermanentError, SubscribeError } from './errors.js';
 import { decode, isOurs, type Envelope } from './event.js';
 import type { Subscriber } from './handle.js';
-import { aborted, linked, orAborted, sleep } from './wait.js';
+import { aborted, isWithin, linked, orAborted, sleep, type Moment } from './wait.js';
 
 /** The origin of a reader's messages. `again`: they are retried dead letters. */
 export interface Source {
@@ -52,7 +52,7 @@ export class Reader {
   readonly #workers = new Set<Promise<void>>();
   #notify: () => void = () => {}; // an event was finished
   #term: AbortController; // this instance may begin calls until it aborts: with reading, or with its turn to read in order
-  #looked = -Infinity; // when the last look at the stream began
+  #looked: Moment = { steady: -Infinity, wall: -Infinity }; // when the last look at the stream began
   #looking: Promise<unknown> | undefined;
   #created = ''; // of the stream, and up to where NATS has delivered it; for bootstrap
   #passed = 0;
@@ -313,7 +313,7 @@ export class Reader {
   }
 
   /** A look at the stream, which has succeeded, began at this time. */
-  saw(at: number): void {
+  saw(at: Moment): void {
     this.#looked = at;
   }
 
@@ -326,7 +326,7 @@ export class Reader {
     const { stream, again } = this.of;
     for (let failures = 1; ; failures++) {
       // The client keeps answers for its next connection, so a look from before the last one was lost vouches for nothing.
-      if (again || (this.#looked > this.sub.disconnected && performance.now() - this.#looked < lookedFor)) return true;
+      if (again || (this.#looked.steady > this.sub.disconnected && isWithin(lookedFor, this.#looked))) return true;
       if (handling.signal.aborted || nc.isClosed()) return false;
       this.#looking ??= this.sub.look(stream).finally(() => { this.#looking = undefined; });
       try {

@@ -29,6 +29,22 @@ export async function orAborted(promise: Promise<unknown>, signal: AbortSignal):
   await Promise.race([promise, aborted(early.signal)]).finally(() => early.abort());
 }
 
+/** A time by two clocks. The steady one stops while the machine sleeps, and the other jumps when it is set. */
+export interface Moment {
+  steady: number;
+  wall: number;
+}
+
+export function moment(): Moment {
+  return { steady: performance.now(), wall: Date.now() };
+}
+
+/** Reports whether less than ms have passed since a moment, by both clocks. */
+export function isWithin(ms: number, since: Moment): boolean {
+  const now = moment();
+  return now.steady - since.steady < ms && now.wall - since.wall < ms;
+}
+
 /** The places of running calls. */
 export class Slots {
   readonly #waiting = new Set<() => void>();
