@@ -54,7 +54,7 @@ func TestStatements(t *testing.T) {
 		"retry": retryDLQSQL, "discard": discardDLQSQL,
 		"before": beforeSQL, "after": afterSQL, "retrying": retryingSQL,
 		"list waiting": listWaitingSQL, "get waiting": getWaitingSQL, "retry waiting": retryWaitingSQL,
-		"put off": putOffSQL, "kill": killSQL,
+		"put off": putOffSQL, "take back": takeBackSQL, "kill": killSQL,
 		"ranges": rangesSQL, "make range": makeRangeSQL, "cut range": cutRangeSQL, "written since": writtenSinceSQL, "settle": settleSQL,
 		"archive range": archiveRangeSQL,
 		"index range":   indexRangeSQL, "archive late": archiveLateSQL, "span": spanRangeSQL, "drop range": dropRangeSQL,

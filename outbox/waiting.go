@@ -196,13 +196,19 @@ func refusalOf(ctx context.Context, pool *pgxpool.Pool, id int64, first bool) er
 // missed the delay found the message due.
 const (
 	killDelay = 10 * time.Minute
-	// putOffSQL delays a message that is not due, and returns its earlier due time.
+	// putOffSQL delays a message that is not due, and returns its earlier and its new due time.
 	//
 	// Index: outbox_messages_pkey.   Locks: the message.
 	putOffSQL = `
 WITH was AS (SELECT id, available_at FROM outbox_messages WHERE id = @id AND delayed FOR UPDATE)
 UPDATE /* outbox.put_off */ outbox_messages m SET available_at = greatest(m.available_at, clock_timestamp() + @for)
-  FROM was w WHERE m.id = w.id AND m.delayed AND w.available_at > clock_timestamp() RETURNING w.available_at`
+  FROM was w WHERE m.id = w.id AND m.delayed AND w.available_at > clock_timestamp()
+RETURNING w.available_at, m.available_at`
+	// takeBackSQL gives a message that kill has delayed its earlier due time again. Otherwise the
+	// next kill would take it for a message that no relay has found due. Index:
+	// outbox_messages_pkey. Locks: the message.
+	takeBackSQL = `
+UPDATE /* outbox.take_back */ outbox_messages SET available_at = @was WHERE id = @id AND delayed AND available_at = @until`
 	// killSQL moves a message to the DLQ and records that. Index: outbox_messages_pkey. Locks: the
 	// message.
 	killSQL = `
@@ -219,8 +225,8 @@ SELECT /* outbox.kill */ count(*) FROM noted`
 
 // KillWaiting moves a delayed message to the DLQ and frees the messages that wait behind it. It
 // returns ErrDue for a message that a relay may be publishing. After ErrNotWaiting or ErrDue
-// nothing has changed, with one exception: a message that became due meanwhile is delayed by ten
-// more minutes.
+// nothing has changed. If the process ends meanwhile, the message may be delayed by ten more
+// minutes.
 func KillWaiting(ctx context.Context, pool *pgxpool.Pool, id int64, actor, reason string) error {
 	if err := kill(ctx, pool, id, actor, reason); err != nil {
 		return fmt.Errorf("move waiting outbox message %d to the DLQ: %w", id, err)
@@ -230,8 +236,8 @@ func KillWaiting(ctx context.Context, pool *pgxpool.Pool, id int64, actor, reaso
 }
 
 func kill(ctx context.Context, pool *pgxpool.Pool, id int64, actor, reason string) error {
-	var was time.Time
-	err := pool.QueryRow(ctx, putOffSQL, pgx.StrictNamedArgs{"id": id, "for": killDelay}).Scan(&was)
+	var was, until time.Time
+	err := pool.QueryRow(ctx, putOffSQL, pgx.StrictNamedArgs{"id": id, "for": killDelay}).Scan(&was, &until)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return refusalOf(ctx, pool, id, false)
 	}
@@ -243,8 +249,11 @@ func kill(ctx context.Context, pool *pgxpool.Pool, id int64, actor, reason strin
 		return tx.QueryRow(ctx, killSQL, pgx.StrictNamedArgs{"id": id, "was": was, "actor": actor, "action": "kill", "reason": reason,
 			"cause": deadletter.Cause("killed: " + reason)}).Scan(&did)
 	})
-	if err == nil && did == 0 {
-		return refusalOf(ctx, pool, id, false)
+	if err != nil || did > 0 {
+		return err
 	}
-	return err
+	if _, err := pool.Exec(ctx, takeBackSQL, pgx.StrictNamedArgs{"id": id, "was": was, "until": until}); err != nil {
+		return err
+	}
+	return refusalOf(ctx, pool, id, false)
 }

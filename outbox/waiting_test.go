@@ -152,6 +152,29 @@ func TestAKillThatARelayOvertakesTakesNothing(t *testing.T) {
 	}
 }
 
+// TestAKillOfAMessageThatBecameDueIsRefusedAgain: its first kill is so slow that the message
+// becomes due before it is delayed, so a relay may have claimed the message. The second kill, as an
+// operator repeats it, must not take it either.
+func TestAKillOfAMessageThatBecameDueIsRefusedAgain(t *testing.T) {
+	t.Parallel()
+	db := testkit.Postgres(t)
+	pool := db.Pool(t, postgres.RoleSystem)
+	appendRows(t, pool, newEvent("1", `1`))
+	exec(t, db.Pool(t, postgres.RoleOwner), `
+		CREATE FUNCTION late() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep_until(OLD.available_at); RETURN NEW; END $$;
+		CREATE TRIGGER late BEFORE UPDATE ON outbox_messages FOR EACH ROW
+		  WHEN (OLD.delayed AND NEW.available_at > OLD.available_at) EXECUTE FUNCTION late()`)
+	delay(t, pool, time.Second, 1)
+	for n := range 2 {
+		if err := KillWaiting(t.Context(), pool, 1, "ann", "no"); !errors.Is(err, ErrDue) {
+			t.Errorf("kill %d of a message that became due: %v, want ErrDue", n+1, err)
+		}
+	}
+	if m, err := GetWaiting(t.Context(), pool, 1); err != nil || m.DueIn > 0 {
+		t.Errorf("the message is due in %s, %v; want now", m.DueIn, err)
+	}
+}
+
 // awaitBlocked waits until a session of this database waits for another session's lock.
 func awaitBlocked(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
