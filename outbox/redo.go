@@ -135,7 +135,7 @@ func Redo(ctx context.Context, tx pgx.Tx, lost []event.Event) (moved []string, w
 // raiseIDsSQL consumes ids of the sequence, up to @above. A role that may append may do that.
 const raiseIDsSQL = `
 SELECT /* outbox.raise_ids */ count(nextval('outbox_messages_id_seq'))
-FROM generate_series(1, least(@above - (SELECT last_value FROM outbox_messages_id_seq), 1000000))`
+FROM generate_series(1, least(@above - (` + lastIDSQL + `), 1000000))`
 
 // RaiseIDs makes all further rows get ids higher than above. The ids up to above belong to messages
 // that a restored database lost.

@@ -63,3 +63,16 @@ func idsOfEvents(events []event.Event) (ids []string) {
 	}
 	return ids
 }
+
+// TestIDsRiseAboveTheFirstOne: a database from before its first event has lost the event 1, and its
+// sequence has given no id.
+func TestIDsRiseAboveTheFirstOne(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	if err := RaiseIDs(t.Context(), pool, 1); err != nil {
+		t.Fatal(err)
+	}
+	if e := appendRows(t, pool, newEvent("1", `1`))[0]; e.OutboxID != 2 {
+		t.Errorf("the next event has the id %d, want 2", e.OutboxID)
+	}
+}
