@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -145,6 +146,7 @@ type Remover struct {
 	removed prometheus.Counter
 
 	tenant int64                   // the tenant of the last slice
+	failed map[string]time.Time    // removals whose last slice failed, and when
 	at     func(step string) error // a test's hook: an error ends the slice there
 }
 
@@ -153,7 +155,7 @@ type Remover struct {
 func NewRemover(pool *pgxpool.Pool, wake func(slot int), now func() *kinds.Set, log *slog.Logger,
 	reg prometheus.Registerer) (*Remover, error) {
 	r := &Remover{store: New(pool, wake), pool: pool, kinds: now, log: log.With("component", "edge-removals"),
-		at: func(string) error { return nil },
+		failed: make(map[string]time.Time), at: func(string) error { return nil },
 		removed: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_edge_removals_edges_total",
 			Help: "Edges removed by removals of all edges of an object."})}
 	if err := reg.Register(r.removed); err != nil {
@@ -168,6 +170,10 @@ const (
 	removalPoll = time.Second
 	// removalRetry is how long a Remover waits after an error.
 	removalRetry = 5 * time.Second
+	// removalBehind is how long a removal that failed is behind all others. Otherwise the others of
+	// its tenant would wait for as long as it fails, and those of other tenants removalRetry for
+	// each slice.
+	removalBehind = time.Minute
 )
 
 // Run works on removals until ctx ends, and returns nil. It logs and retries failures. After each
@@ -191,12 +197,14 @@ func (r *Remover) Run(ctx context.Context) error {
 	return nil
 }
 
-// nextRemovalSQL selects the next tenant's removal that has waited the longest. It skips removals
-// on which other Removers work. Index: edge_removals_unfinished_idx. Locks: the removal, for the
-// duration of the statement.
+// nextRemovalSQL selects the next tenant's removal that has waited the longest, and a failed one
+// only if there is no other. It skips removals on which other Removers work. Index:
+// edge_removals_unfinished_idx. Locks: the removal, for the duration of the statement.
 const nextRemovalSQL = `
 SELECT /* store.next_removal */ tenant_id, removal_id::text FROM edge_removals
- WHERE finished_at IS NULL ORDER BY tenant_id <= @tenant, tenant_id, worked_at NULLS FIRST, requested_at LIMIT 1 FOR UPDATE SKIP LOCKED`
+ WHERE finished_at IS NULL
+ ORDER BY removal_id = ANY(@failed::uuid[]), tenant_id <= @tenant, tenant_id, worked_at NULLS FIRST, requested_at LIMIT 1
+   FOR UPDATE SKIP LOCKED`
 
 // lockRemovalSQL locks a removal, unless another Remover holds it or has finished it.
 // Index: edge_removals_pkey. Locks: the removal.
@@ -219,7 +227,9 @@ const kindTableSQL = `SELECT /* store.kind_table */ to_regclass('edges_' || @kin
 func (r *Remover) runOnce(ctx context.Context) (worked bool, err error) {
 	var tenant int64
 	var id string
-	err = r.pool.QueryRow(ctx, nextRemovalSQL, pgx.StrictNamedArgs{"tenant": r.tenant}).Scan(&tenant, &id)
+	maps.DeleteFunc(r.failed, func(_ string, at time.Time) bool { return time.Since(at) > removalBehind })
+	err = r.pool.QueryRow(ctx, nextRemovalSQL, pgx.StrictNamedArgs{"tenant": r.tenant,
+		"failed": slices.Collect(maps.Keys(r.failed))}).Scan(&tenant, &id)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return false, nil
 	}
@@ -241,8 +251,10 @@ func (r *Remover) runOnce(ctx context.Context) (worked bool, err error) {
 		return err
 	})
 	if err != nil {
+		r.failed[id] = time.Now()
 		return false, fmt.Errorf("removal %s of tenant %d: %w", id, tenant, err)
 	}
+	delete(r.failed, id)
 	r.removed.Add(float64(n))
 	if m.FinishedAt != nil {
 		r.log.InfoContext(ctx, "removed all edges of an object", "removal", id, "tenant", tenant, "removed", m.Removed)

@@ -222,6 +222,53 @@ func TestRemoversShareTheWork(t *testing.T) {
 	}
 }
 
+// TestARemovalThatFailsHoldsBackNoOther: the Remover does not know the kind of the first removal.
+// Before it retries that one, it completes the others, of the same tenant and of another one.
+func TestARemovalThatFailsHoldsBackNoOther(t *testing.T) {
+	t.Parallel()
+	db := testkit.Postgres(t)
+	s, ctx := New(db.Pool(t, postgres.RoleAPI), nil), t.Context()
+	if _, err := db.Pool(t, postgres.RoleOwner).Exec(ctx, `INSERT INTO follows (tenant_id, follower_id, followee_id)
+		SELECT 2, 7, 1000 + n FROM generate_series(1, 1700) n`); err != nil { // several slices
+		t.Fatal(err)
+	}
+	request := func(tenant int64, kind string) string {
+		t.Helper()
+		of := userRemoval("7")
+		of.Kinds = []string{kind}
+		m, err := s.RequestRemoval(ctx, tenant, of)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m.ID
+	}
+	done := func(tenant int64, id string) bool {
+		t.Helper()
+		m, err := s.GetRemoval(ctx, tenant, id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m.FinishedAt != nil
+	}
+	fails, same, other := request(1, "like"), request(1, "follow"), request(2, "follow")
+	known := *kinds.Builtin()
+	known.Edges = map[string]kinds.Edge{"follow": followKind}
+	r := newRemover(t, db.Pool(t, postgres.RoleSystem))
+	r.kinds = func() *kinds.Set { return &known }
+	for failures := 0; failures < 2; {
+		if _, err := r.runOnce(ctx); err != nil {
+			failures++
+		}
+	}
+	if !done(1, same) || !done(2, other) {
+		t.Error("it failed twice before the other removals were complete")
+	}
+	r.kinds = kinds.Builtin
+	if r.finish(t); !done(1, fails) {
+		t.Error("the removal that failed is not complete")
+	}
+}
+
 // TestEdgesOf finds exactly the edges of an object at each end, in slices, also in a kind with hash
 // partitions.
 func TestEdgesOf(t *testing.T) {
