@@ -97,13 +97,15 @@ func (s *Store) EdgesOf(ctx context.Context, tenant int64, k kinds.Edge, object 
 	var after EdgeKey
 	for more := true; more; {
 		var all []EdgeOf
+		var next EdgeKey
 		err := s.read(ctx, tenant, func(tx pgx.Tx) (err error) {
-			all, after, more, err = nextEdgesOf(ctx, tx, tenant, k, object, end, after)
+			all, next, more, err = nextEdgesOf(ctx, tx, tenant, k, object, end, after)
 			return err
 		})
 		if err != nil {
 			return fmt.Errorf("read the edges of kind %s %s %s of tenant %d: %w", k.Name, end, object, tenant, err)
 		}
+		after = next
 		if len(all) == 0 {
 			continue
 		}

@@ -48,8 +48,9 @@ func (s *Store) AuthorChildren(ctx context.Context, tenant int64, k kinds.Child,
 		after := "00000000-0000-0000-0000-000000000000"
 		for more := true; more; {
 			var mine []AuthorChild
+			var last string
 			err := s.read(ctx, tenant, func(tx pgx.Tx) error {
-				mine, more = nil, false
+				mine, last, more = nil, after, false
 				var c AuthorChild
 				var his bool
 				rows, _ := tx.Query(ctx, strings.ReplaceAll(authorChildrenSQL, "{table}", table),
@@ -58,7 +59,7 @@ func (s *Store) AuthorChildren(ctx context.Context, tenant int64, k kinds.Child,
 					if his {
 						mine = append(mine, c)
 					}
-					after, more = c.ID, true
+					last, more = c.ID, true
 					return nil
 				})
 				return err
@@ -66,6 +67,7 @@ func (s *Store) AuthorChildren(ctx context.Context, tenant int64, k kinds.Child,
 			if err != nil {
 				return fmt.Errorf("read the children of author %s of tenant %d in %s: %w", author, tenant, table, err)
 			}
+			after = last
 			if len(mine) == 0 {
 				continue
 			}
@@ -205,15 +207,14 @@ func (s *Store) AuthorKeys(ctx context.Context, tenant int64, k kinds.Child, aut
 	const page = 1000
 	after := ""
 	for {
-		found := make(map[string]string)
+		found, last := make(map[string]string), after
 		err := s.read(ctx, tenant, func(tx pgx.Tx) error {
 			clear(found)
 			var key, id string
 			rows, _ := tx.Query(ctx, authorKeysSQL, pgx.StrictNamedArgs{"tenant": tenant, "kind": k.Name, "author": author,
 				"after": after, "limit": page})
 			_, err := pgx.ForEachRow(rows, []any{&key, &id}, func() error {
-				found[key] = id
-				after = key
+				found[key], last = id, key
 				return nil
 			})
 			return err
@@ -221,6 +222,7 @@ func (s *Store) AuthorKeys(ctx context.Context, tenant int64, k kinds.Child, aut
 		if err != nil {
 			return fmt.Errorf("read the idempotency keys of author %s of tenant %d: %w", author, tenant, err)
 		}
+		after = last
 		if len(found) == 0 {
 			return nil
 		}

@@ -321,3 +321,40 @@ func TestEdgesOf(t *testing.T) {
 		}
 	}
 }
+
+// TestAReadThatRunsAgainMissesNothing: PostgreSQL aborts a page in its middle, and the transaction
+// runs again. An erasure relies on these pages.
+func TestAReadThatRunsAgainMissesNothing(t *testing.T) {
+	t.Parallel()
+	db := testkit.Postgres(t)
+	owner, s, ctx := db.Pool(t, postgres.RoleOwner), New(db.Pool(t, postgres.RoleAPI), nil), t.Context()
+	if _, err := owner.Exec(ctx, `
+		INSERT INTO follows (tenant_id, follower_id, followee_id) SELECT 1, 7, n FROM generate_series(1, 5) n;
+		INSERT INTO child_keys (tenant_id, kind, author_id, idempotency_key, request_hash, child_id, moderation_state)
+		SELECT 1, 'comment', 7, 'key ' || n, 'x', gen_random_uuid(), 'NONE' FROM generate_series(1, 5) n;
+		CREATE FUNCTION aborted(id text, once int) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN
+		  IF id LIKE '%3' AND NOT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid = once) THEN
+		    PERFORM pg_advisory_lock(once); -- the session keeps it
+		    RAISE 'once' USING ERRCODE = 'serialization_failure';
+		  END IF;
+		  RETURN true;
+		END $$;
+		CREATE POLICY aborted ON edges_follow AS RESTRICTIVE FOR SELECT USING (aborted(to_id, 70001));
+		CREATE POLICY aborted ON child_keys AS RESTRICTIVE FOR SELECT USING (aborted(idempotency_key, 70002))`); err != nil {
+		t.Fatal(err)
+	}
+	var edges []EdgeOf
+	if err := s.EdgesOf(ctx, 1, followKind, "7", kinds.From, func(some []EdgeOf) error {
+		edges = append(edges, some...)
+		return nil
+	}); err != nil || len(edges) != 5 {
+		t.Errorf("%d edges of 5, %v", len(edges), err)
+	}
+	keys := 0
+	if err := s.AuthorKeys(ctx, 1, kinds.Builtin().Children["comment"], "7", func(some map[string]string) error {
+		keys += len(some)
+		return nil
+	}); err != nil || keys != 5 {
+		t.Errorf("%d keys of 5, %v", keys, err)
+	}
+}
