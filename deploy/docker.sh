@@ -34,11 +34,8 @@ version=$($docker compose version --short 2>/dev/null) ||
 echo "${version#v}" | awk -F. '{exit $1 * 10000 + $2 * 100 + $3 < 22301}' ||
 	fail "Docker Compose is $version. The fleet needs $oldest or later: https://docs.docker.com/compose/install/"
 case ${BROKERS:-1} in
-1) files="-f compose.yaml" run="$docker compose -f deploy/compose.yaml run --rm tidings" ;;
-3)
-	files="-f compose.yaml -f compose.three.yaml"
-	run="$docker compose -f deploy/compose.yaml -f deploy/compose.three.yaml run --rm tidings"
-	;;
+1) files="-f compose.yaml" ;;
+3) files="-f compose.yaml -f compose.three.yaml" ;;
 *) fail "BROKERS is $BROKERS. It must be 1 or 3" ;;
 esac
 case ${MODE:-serve} in
@@ -50,6 +47,8 @@ fleet)
 *) fail "MODE is $MODE. It must be serve or fleet" ;;
 esac
 compose() { $docker compose --env-file "$env" $files "$@"; }
+# without a file of the fleet, Compose takes its services for orphans and advises to remove them
+run="$docker compose $(echo "$files" | sed 's,-f ,-f deploy/,g') run --rm tidings"
 
 if [ "$1" = down ]; then
 	compose --profile metrics --profile serve down --remove-orphans # the services of both modes
