@@ -110,8 +110,9 @@ func Repair(ctx context.Context, pool *pgxpool.Pool, cfg broker.Config, log *slo
 	}
 	switch {
 	case unknown > 0 && !o.DeleteUnknown && o.Redo == nil:
-		err = fmt.Errorf("%w: %d in total. First verify that NATS_URL and NATS_STREAM name this installation's streams "+
-			"(docs/runbook/OutboxPartitionStuck.md): --delete-unknown deletes these messages", ErrUnknownMessages, unknown)
+		err = fmt.Errorf("%w: %d in total. First verify that NATS_URL and NATS_STREAM name this installation's streams. Then stop "+
+			"the API and run `tidings restore`, which writes them again; if the database has the outbox alone, --delete-unknown "+
+			"deletes their messages (docs/runbook/OutboxPartitionStuck.md)", ErrUnknownMessages, unknown)
 	case o.DryRun:
 		err = r.previewRepair(ctx)
 	case !report.Healthy:

@@ -201,8 +201,11 @@ func describe(cfg Config, info *jetstream.StreamInfo) (Stream, error) {
 				s.Current++
 			}
 		}
-		if s.Leader == "" || 2*heard <= len(cluster.Replicas)+1 {
-			return Stream{}, fmt.Errorf("%w: %s (leader %q)", ErrNoLeader, c.Name, s.Leader)
+		switch {
+		case s.Leader == "":
+			return Stream{}, fmt.Errorf("%w: %s", ErrNoLeader, c.Name)
+		case 2*heard <= len(cluster.Replicas)+1:
+			return Stream{}, fmt.Errorf("%w: %s, because its leader %s reaches no majority", ErrNoLeader, c.Name, s.Leader)
 		}
 	}
 	n, ok := cfg.Number(c.Name)

@@ -151,5 +151,7 @@ func (o *Ops) readyz(w http.ResponseWriter, r *http.Request) {
 func answer(w http.ResponseWriter, status int, body readiness) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(body) // the only error is a client that has gone
+	e := json.NewEncoder(w)
+	e.SetEscapeHTML(false) // people read it, and subjects end in >
+	_ = e.Encode(body)     // the only error is a client that has gone
 }

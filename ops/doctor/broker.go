@@ -27,6 +27,16 @@ import (
 // 2.12). Relays publish with them.
 var oldestServer = [2]int{2, 12}
 
+// enable returns what makes JetStream answer. The server that has no JetStream answers like one
+// whose cluster has no leader, except for the code.
+func enable(err error) string {
+	if broker.IsTransient(err) && !errors.Is(err, jetstream.ErrJetStreamNotEnabled) &&
+		!errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) {
+		return "start the servers of the cluster that are down (docs/runbook/LosingBrokers.md)"
+	}
+	return "enable JetStream in the server's configuration and for the account"
+}
+
 // Broker checks the server of the connection and the streams of the partitions. It ignores streams
 // without a leader and streams that do not exist.
 func Broker(ctx context.Context, nc *nats.Conn, cfg broker.Config, partitions []broker.Partition) ([]Finding, error) {
@@ -49,8 +59,7 @@ func Broker(ctx context.Context, nc *nats.Conn, cfg broker.Config, partitions []
 	account, err := js.AccountInfo(ctx)
 	if err != nil {
 		return append(all, finding("jetstream", where,
-			fmt.Sprintf("JetStream does not answer for this account, so relays and consumers do nothing: %v", err),
-			"enable JetStream in the server's configuration and for the account")), nil
+			fmt.Sprintf("JetStream does not answer for this account, so relays and consumers do nothing: %v", err), enable(err))), nil
 	}
 	all = append(all, storage(where, account.Store, account.Limits.MaxStore)...)
 	for _, p := range partitions {

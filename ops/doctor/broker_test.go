@@ -1,8 +1,10 @@
 package doctor
 
 import (
+	"context"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -130,5 +132,15 @@ func TestEveryCheckOfTheBrokerFindsItsIllness(t *testing.T) {
 	gone.Close()
 	if all, err := Broker(t.Context(), gone, cfg, nil); err != nil || len(all) == 0 || all[len(all)-1].Check != "jetstream" {
 		t.Errorf("a connection without JetStream: %v, %v", all, err)
+	}
+	for err, want := range map[error]string{
+		jetstream.ErrJetStreamNotEnabled:           "enable JetStream",
+		jetstream.ErrJetStreamNotEnabledForAccount: "enable JetStream",
+		&jetstream.APIError{Code: 503, ErrorCode: 10008, Description: "JetStream system temporarily unavailable"}: "start the servers",
+		context.DeadlineExceeded: "start the servers",
+	} {
+		if got := enable(err); !strings.HasPrefix(got, want) {
+			t.Errorf("%v: got %q, want %q", err, got, want)
+		}
 	}
 }

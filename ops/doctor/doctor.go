@@ -60,11 +60,14 @@ func (f Finding) Sentence() string {
 	return strings.ToUpper(said[:1]) + said[1:]
 }
 
-// String returns the sentence with the remedy: "Partition 0 has no stream yet: start a relay".
+// String returns the sentence with the remedy: "Partition 0 has no stream yet: start a relay". That
+// of a consequence names its cause instead: its own remedy would change nothing.
 func (f Finding) String() string {
 	said := f.Sentence()
 	switch {
-	case f.Repair != "" && f.Runbook != "" && strings.Contains(f.What, f.Repair): // it names the command
+	case f.FollowsFrom != "":
+		return said + " (follows from " + f.FollowsFrom + ")"
+	case f.Repair == "" && f.Runbook != "" && strings.Contains(f.What, "; run `"): // it names the command
 		return said + " (" + f.Runbook + ")"
 	case f.Action() == "":
 		return said

@@ -74,8 +74,7 @@ var fleetRules = []Rule{
 		}},
 	{Name: "refused-stream", Severity: Error, Runbook: "OutboxPartitionStuck", Console: "partitions",
 		Check: partitions(status.Refused, func(p status.Partition) Finding {
-			return Finding{What: fmt.Sprintf("relays publish nothing to partition %d: %s", p.Partition, p.Refused),
-				Repair: "tidings repair stream --dry-run"}
+			return Finding{What: fmt.Sprintf("relays publish nothing to partition %d: %s", p.Partition, p.Refused)}
 		})},
 	{Name: "no-leader", Severity: Error, Runbook: "StreamWaitsForLeader", Console: "partitions",
 		Check: partitions(status.NoLeader, func(p status.Partition) Finding {
@@ -101,7 +100,7 @@ var fleetRules = []Rule{
 				"does not take it back before %s", r.By, r.Partition, r.Kind, r.Until.Format(time.RFC3339))})
 		}
 	}},
-	{Name: "unheld-partition", Severity: Error, Follows: []Cause{natsUnavailable, {"lease-refused", itself}},
+	{Name: "unheld-partition", Severity: Error, Follows: []Cause{natsUnavailable, {"no-leader", ""}, {"lease-refused", itself}},
 		Check: func(st status.State, found func(Finding)) {
 			for _, u := range st.Unheld {
 				if !slices.ContainsFunc(st.Consumers, func(c status.Consumer) bool { return c.Consumer == u.Kind && c.Paused != nil }) {
@@ -225,7 +224,7 @@ var probeRules = []Rule{
 	{Name: "subscriber-undeclared", Severity: Warning, Console: "consumers"},
 	{Name: "nats-version", Severity: Error},
 	{Name: "nats-credentials", Severity: Warning, Runbook: "CredentialsExpire"},
-	{Name: "jetstream", Severity: Error},
+	{Name: "jetstream", Severity: Error, Follows: []Cause{{"no-leader", ""}}},
 	{Name: "storage", Severity: Warning, Runbook: "StreamNearlyFull"},
 	{Name: "stream-missing", Severity: Error, Console: "partitions"},
 	{Name: "stream-shape", Severity: Error, Console: "partitions"},

@@ -100,10 +100,28 @@ func TestRootCausesComeBeforeWhatFollowsFromThem(t *testing.T) {
 		Unavailable: []status.Unavailable{{Server: status.ServerNATS}}}) {
 		got = append(got, f.Check+" "+f.Where+"<"+f.FollowsFrom)
 	}
+	leaderless := status.State{Unheld: []status.Unheld{{Kind: "relay", Partitions: []int{0}}},
+		Partitions: []status.Partition{{Stream: "EVENTS-0", Replicas: 3, NoLeader: "the stream waits"}}}
+	for _, f := range Rank(append(Fleet(leaderless), finding("jetstream", "NATS", "no answer", ""))) {
+		got = append(got, f.Check+" "+f.Where+"<"+f.FollowsFrom)
+	}
 	want := []string{"paused a<", "consumer-lag b<", "consumer-lag a<paused a", "unavailable NATS<",
-		"unheld-partition relay<unavailable NATS", "outbox-lag outbox<unavailable NATS"}
+		"unheld-partition relay<unavailable NATS", "outbox-lag outbox<unavailable NATS",
+		"no-leader partition 0<", "unheld-partition relay<no-leader partition 0", "jetstream NATS<no-leader partition 0"}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q\nwant %q", got, want)
+	}
+	if got, want := Fleet(leaderless)[1].String(), "No running relay holds partition 0 (follows from no-leader partition 0)"; got != want {
+		t.Errorf("got %q, want %q: its own remedy, to start a relay, does not help", got, want)
+	}
+}
+
+// TestARefusedStreamNamesOneCommand: the reason has the command, which a restore needs and a repair
+// does not.
+func TestARefusedStreamNamesOneCommand(t *testing.T) {
+	st := status.State{Partitions: []status.Partition{{Refused: "this database went back in time; run `tidings restore`"}}}
+	if all := Fleet(st); len(all) != 1 || strings.Contains(all[0].String()+all[0].Action(), "repair stream") {
+		t.Errorf("%v, action %q", all, all[0].Action())
 	}
 }
 
