@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -14,7 +15,7 @@ import (
 )
 
 // TestEveryCommandThatADocumentNamesExists reads commands in code of all pages: the command exists,
-// and has each flag, and wants as many arguments.
+// has each flag, wants as many arguments, and gets the flags that it requires.
 func TestEveryCommandThatADocumentNamesExists(t *testing.T) {
 	code := regexp.MustCompile("`(?:bin/)?tidings ([a-z][^`\n]*)`|(?m:^(?:\\$ )?(?:bin/)?tidings ([a-z].*)$)")
 	seen := 0
@@ -43,11 +44,15 @@ func TestEveryCommandThatADocumentNamesExists(t *testing.T) {
 	}
 }
 
-var quoted = regexp.MustCompile(`"[^"]*"|'[^']*'`)
+var (
+	quoted   = regexp.MustCompile(`"[^"]*"|'[^']*'`)
+	optional = regexp.MustCompile(`\[[^\]]*\]|\([^)]*\)|\{[^}]*\}`) // of a use line: what a caller may leave out, or choose
+)
 
 // undocumented says what is wrong with a command line of a document, in which words in capitals
 // stand for values; "" for nothing.
 func undocumented(line string) string {
+	abridged := strings.Contains(line, "...")
 	line = regexp.MustCompile(`[\[\](){}]|\.\.\.|…|>.*$|&.*$`).ReplaceAllString(quoted.ReplaceAllString(line, "VALUE"), " ")
 	words := strings.Fields(line)
 	p := Process{Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: io.Discard, Env: envconfig.MapLookuper(nil)}
@@ -64,7 +69,24 @@ func undocumented(line string) string {
 			return "it has no flag " + word
 		}
 	}
+	if name := missing(c, rest); name != "" && !abridged {
+		return "it lacks " + name
+	}
 	return tooMany(c, rest)
+}
+
+// missing returns a flag that the command's use line requires and the line lacks. A line without
+// values only names the command and its flags.
+func missing(c *cobra.Command, rest []string) string {
+	if !slices.ContainsFunc(rest, func(word string) bool { return !strings.HasPrefix(word, "-") }) {
+		return ""
+	}
+	for _, name := range regexp.MustCompile(`--[a-z-]+`).FindAllString(optional.ReplaceAllString(c.Use, ""), -1) {
+		if !slices.ContainsFunc(rest, func(word string) bool { return strings.HasPrefix(word+"=", name+"=") }) {
+			return name
+		}
+	}
+	return ""
 }
 
 // tooMany says when a command that takes no arguments gets one.

@@ -241,9 +241,9 @@ the role needs and nothing else. A process reads them with NATS_CREDENTIALS=FILE
 NATS_INBOX_PREFIX=_INBOX_USER, which the command prints. It reads the file at each connection, so
 replace the file before the credentials expire. tidings nats revoke ends them earlier.
 
-The roles are relay, api, consumer (also for the archiver), operator (for the program tidings) and
-subscriber. A subscriber needs its --name, and its --tenant if it has one. DIR/subscribers says what
-it gets.`,
+The roles are serve (a process with all parts), relay, api, consumer (also for the archiver),
+operator (for the program tidings) and subscriber. A subscriber needs its --name, and its --tenant
+if it has one. DIR/subscribers says what it gets.`,
 		example: `  tidings nats creds --keys keys --role relay --out relay.creds
   tidings nats creds --keys keys --role subscriber --name mailer --tenant 7 --expires 2160h --out mailer.creds`,
 		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
@@ -272,8 +272,13 @@ func (s *session) writeCreds(ctx context.Context, who broker.Principal, dir, out
 	if s.changed("tenant") && who.Tenant == 0 { // 0 would mean all tenants
 		return nil, &usageError{errors.New("--tenant is 0: want 1 or more")}
 	}
-	if dir == "" || out == "" || expires < 0 {
-		return nil, &usageError{errors.New("--keys and --out are required; --expires must be 0 or more")}
+	switch {
+	case dir == "":
+		return nil, &usageError{errors.New("--keys is required, the directory of tidings nats account")}
+	case out == "":
+		return nil, &usageError{errors.New("--out is required, the file to write")}
+	case expires < 0:
+		return nil, &usageError{fmt.Errorf("--expires is %s: want 0 or more", expires)}
 	}
 	d, err := readKeyDir(dir)
 	if err != nil {

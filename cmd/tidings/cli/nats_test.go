@@ -77,6 +77,9 @@ func TestCredentialsOfAnAccountOpenWhatTheirRoleNeeds(t *testing.T) {
 	if nc.Stats().Reconnects > 0 || !nc.IsConnected() {
 		t.Error("another tenant disconnected the first one")
 	}
+	if _, _, stderr := run(t, nil, "", "nats", "creds", "--keys", dir, "--role", "relay"); !strings.Contains(stderr, "--out is required") {
+		t.Errorf("without a file to write: %s", stderr)
+	}
 	for _, wrong := range [][]string{
 		append(creds, "admin"), append(creds, "relay", "--tenant", "7"), append(creds, "subscriber", "--name", "feed", "--tenant", "0"),
 		append(creds, "subscriber", "--tenant", "7"), {"nats", "creds", "--role", "relay"},

@@ -486,6 +486,7 @@ func TestStreamsHaveThreeReplicasOnThreeServers(t *testing.T) {
 	}
 	var nats struct {
 		Config struct {
+			Merge   map[string]string
 			Cluster struct {
 				Enabled  bool
 				Replicas int
@@ -513,6 +514,12 @@ func TestStreamsHaveThreeReplicasOnThreeServers(t *testing.T) {
 		!c.JetStream.FileStore.PVC.Enabled || c.JetStream.Merge.SyncInterval != "always" ||
 		nats.PodTemplate.TopologySpreadConstraints["kubernetes.io/hostname"].WhenUnsatisfiable != "DoNotSchedule" {
 		t.Errorf("the values for NATS: %+v", nats)
+	}
+	page, err := os.ReadFile("../../../docs/kubernetes.md")
+	accounts := c.Merge["00$include"]
+	flag := `--set-file 'configMap.merge.data.` + strings.ReplaceAll(accounts, ".", `\.`) + "=keys/" + accounts + "'"
+	if err != nil || accounts == "" || !strings.Contains(string(page), flag) {
+		t.Errorf("kubernetes.md does not give the servers the file that the values include, %s: %v", flag, err)
 	}
 }
 
