@@ -65,7 +65,10 @@ metrics=${METRICS-true}
 image
 # The services of the other mode use the same ports. serve is in both files, so it is no orphan.
 if [ "${MODE:-serve}" = fleet ]; then compose --profile serve rm --stop --force serve; fi
-compose ${metrics:+--profile metrics} up --detach --remove-orphans
+if ! compose ${metrics:+--profile metrics} up --detach --remove-orphans; then
+	compose logs --no-log-prefix --tail 5 migrate >&2 # the other services wait for it
+	fail "a service did not start. If a password is wrong, the data was made with another deploy/.env: docs/docker.md"
+fi
 compose run --rm -T tidings doctor --wait 1m || test $? -eq 1 # 1: the doctor found only warnings
 cat <<END
 

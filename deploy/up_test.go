@@ -38,7 +38,7 @@ func makeTarget(t *testing.T, target, version string, code int, env string, args
 	t.Helper()
 	docker := filepath.Join(t.TempDir(), "docker")
 	script := fmt.Sprintf("#!/bin/sh\ncase \"$*\" in 'compose version --short') echo %s; exit;; esac\necho \"$*\"\ncase \"$*\" in "+
-		"*doctor*) exit %d;; esac\n", version, code)
+		"*doctor*) exit %d;; *'up --detach'*) exit ${UP_ENDS:-0};; esac\n", version, code)
 	if err := os.WriteFile(docker, []byte(script), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -66,6 +66,17 @@ func TestUpEndsWithTheDoctor(t *testing.T) {
 			secrets) || strings.Count(secrets, "\n") != 17 {
 			t.Errorf("the file of secrets has %d lines, want 17, each with a secret", strings.Count(secrets, "\n"))
 		}
+	}
+}
+
+// TestUpShowsWhyItFails checks that `make up` prints the end of the log of migrate, for which all
+// other services wait. A lost file of secrets is the usual cause.
+func TestUpShowsWhyItFails(t *testing.T) {
+	t.Setenv("UP_ENDS", "1")
+	out, _, err := makeUp(t, "2.40.3", 0)
+	if err == nil || !regexp.MustCompile(`(?m)up --detach --remove-orphans\n.* logs --no-log-prefix --tail 5 migrate\nmake: .*docs/docker.md$`).
+		MatchString(out) {
+		t.Errorf("%v: %s", err, out)
 	}
 }
 

@@ -67,7 +67,7 @@ func (f Finding) String() string {
 	switch {
 	case f.FollowsFrom != "":
 		return said + " (follows from " + f.FollowsFrom + ")"
-	case f.Repair == "" && f.Runbook != "" && strings.Contains(f.What, "; run `"): // it names the command
+	case f.Repair == "" && f.Runbook != "": // the sentence may end in a command
 		return said + " (" + f.Runbook + ")"
 	case f.Action() == "":
 		return said
