@@ -74,8 +74,8 @@ func TestUpEndsWithTheDoctor(t *testing.T) {
 func TestUpShowsWhyItFails(t *testing.T) {
 	t.Setenv("UP_ENDS", "1")
 	out, _, err := makeUp(t, "2.40.3", 0)
-	if err == nil || !regexp.MustCompile(`(?m)up --detach --remove-orphans\n.* logs --no-log-prefix --tail 5 migrate\nmake: .*docs/docker.md$`).
-		MatchString(out) {
+	want := regexp.MustCompile(`(?m)up --detach --remove-orphans\n.* logs --no-log-prefix --tail 5 migrate\nmake: .*docs/docker.md$`)
+	if err == nil || !want.MatchString(out) {
 		t.Errorf("%v: %s", err, out)
 	}
 }

@@ -535,8 +535,10 @@ func duration(t *testing.T, s string) time.Duration {
 
 // variable returns the value of an environment variable, or an empty string if the Deployment does
 // not set it.
-func variable(d *apps.Deployment, name string) string {
-	env := d.Spec.Template.Spec.Containers[0].Env
+func variable(d *apps.Deployment, name string) string { return variableOf(d.Spec.Template.Spec, name) }
+
+func variableOf(pod core.PodSpec, name string) string {
+	env := pod.Containers[0].Env
 	if i := slices.IndexFunc(env, func(e core.EnvVar) bool { return e.Name == name }); i >= 0 {
 		return env[i].Value
 	}
@@ -845,6 +847,57 @@ func TestTheExamplesRender(t *testing.T) {
 				t.Errorf("%s sets values of %s, which does not run", path, name)
 			}
 		}
+	}
+}
+
+// TestTheKubernetesPageMakesWhatTheExampleNeeds compares the lines to paste with the example: each
+// binary's credentials are signed and put into the Secret that the example names. The runbook's pod
+// for commands is valid, and mounts the Secret that the page makes for it.
+func TestTheKubernetesPageMakesWhatTheExampleNeeds(t *testing.T) {
+	read := func(path string) string {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	page := read("../../../docs/kubernetes.md")
+	var signed []string
+	for _, m := range regexp.MustCompile(`(?m)^for \w+ in ([^;]+); do tidings nats creds `).FindAllStringSubmatch(page, -1) {
+		signed = append(signed, strings.Fields(m[1])...)
+	}
+	secrets := map[string]string{} // what `kubectl create secret` gives each
+	for _, m := range regexp.MustCompile(`(?m)^kubectl create secret generic (\S+) (.+)$`).FindAllStringSubmatch(page, -1) {
+		secrets[m[1]] = m[2]
+	}
+	for name, d := range render(t, values(t, read("../examples/tidings-three-brokers.yaml"))).deployments {
+		if !slices.Contains(signed, name) {
+			t.Errorf("the page signs no credentials for %s", name)
+		}
+		for _, v := range d.Spec.Template.Spec.Volumes {
+			for _, item := range v.Secret.Items {
+				if !strings.Contains(secrets[v.Secret.SecretName]+" ", "--from-file="+item.Key+" ") {
+					t.Errorf("the page puts no %s into %s", item.Key, v.Secret.SecretName)
+				}
+			}
+		}
+		for _, e := range d.Spec.Template.Spec.Containers[0].Env {
+			if from := e.ValueFrom; from != nil && secrets[from.SecretKeyRef.Name] == "" {
+				t.Errorf("%s reads the Secret %s, which the page does not create", name, from.SecretKeyRef.Name)
+			}
+		}
+	}
+	var pod core.Pod
+	m := regexp.MustCompile("(?s)```yaml\n(apiVersion: v1\nkind: Pod\n.*?)```").FindStringSubmatch(read("../../../docs/runbook/README.md"))
+	if m == nil {
+		t.Fatal("the runbook has no pod for commands")
+	}
+	if err := yaml.UnmarshalStrict([]byte(m[1]), &pod); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Base(variableOf(pod.Spec, "NATS_CREDENTIALS"))
+	if name := pod.Spec.Volumes[0].Secret.SecretName; file == "." || secrets[name] != "--from-file="+file {
+		t.Errorf("the pod for commands reads %s of %s, which has %q", file, name, secrets[name])
 	}
 }
 
