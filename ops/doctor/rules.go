@@ -78,7 +78,8 @@ var fleetRules = []Rule{
 		})},
 	{Name: "no-leader", Severity: Error, Runbook: "StreamWaitsForLeader", Console: "partitions",
 		Check: partitions(status.NoLeader, func(p status.Partition) Finding {
-			return Finding{What: "it waits for a leader of its stream, and relays and consumers wait too: " + p.NoLeader,
+			return Finding{What: "it waits for a leader of its stream, and relays and consumers wait too: " +
+				strings.TrimPrefix(p.NoLeader, broker.ErrNoLeader.Error()+": "),
 				Repair: "start the servers that hold its replicas"}
 		})},
 	{Name: "publish-fails", Severity: Error, Runbook: "OutboxLagHigh", Console: "partitions", Follows: []Cause{{"storage", ""}},

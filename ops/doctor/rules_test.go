@@ -101,7 +101,7 @@ func TestRootCausesComeBeforeWhatFollowsFromThem(t *testing.T) {
 		got = append(got, f.Check+" "+f.Where+"<"+f.FollowsFrom)
 	}
 	leaderless := status.State{Unheld: []status.Unheld{{Kind: "relay", Partitions: []int{0}}},
-		Partitions: []status.Partition{{Stream: "EVENTS-0", Replicas: 3, NoLeader: "the stream waits"}}}
+		Partitions: []status.Partition{{Stream: "EVENTS-0", Replicas: 3, NoLeader: broker.ErrNoLeader.Error() + ": EVENTS-0"}}}
 	for _, f := range Rank(append(Fleet(leaderless), finding("jetstream", "NATS", "no answer", ""))) {
 		got = append(got, f.Check+" "+f.Where+"<"+f.FollowsFrom)
 	}
@@ -110,6 +110,9 @@ func TestRootCausesComeBeforeWhatFollowsFromThem(t *testing.T) {
 		"no-leader partition 0<", "unheld-partition relay<no-leader partition 0", "jetstream NATS<no-leader partition 0"}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q\nwant %q", got, want)
+	}
+	if got := Fleet(leaderless)[0].What; !strings.HasSuffix(got, "wait too: EVENTS-0") {
+		t.Errorf("it says twice that the stream waits: %s", got)
 	}
 	if got, want := Fleet(leaderless)[1].String(), "No running relay holds partition 0 (follows from no-leader partition 0)"; got != want {
 		t.Errorf("got %q, want %q: its own remedy, to start a relay, does not help", got, want)
