@@ -137,6 +137,7 @@ func TestShelvedThreadsAreShownAndBroughtBack(t *testing.T) {
 			t.Errorf("%v: exit code %d, want %d and %q:\n%s%s", args, got, code, text, stdout, stderr)
 		}
 	}
+	want(exitOK, "comment_archive_after      1h0m0s", "archive", "settings", "comment_archive_after=1h") // no change, so no question
 	archived := func(want int) {
 		t.Helper()
 		var n int

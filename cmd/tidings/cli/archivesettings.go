@@ -91,6 +91,9 @@ func (s *session) setSettings(ctx context.Context, args []string, actor, reason 
 	if err := after.Validate(); err != nil {
 		return &usageError{err}
 	}
+	if after == before { // no question about an empty table
+		return nil
+	}
 	if err := s.ask(func(w io.Writer) error { return s.showSettings(ctx, w, before, after) }); err != nil {
 		return err
 	}
