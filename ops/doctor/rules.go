@@ -101,7 +101,7 @@ var fleetRules = []Rule{
 				"does not take it back before %s", r.By, r.Partition, r.Kind, r.Until.Format(time.RFC3339))})
 		}
 	}},
-	{Name: "unheld-partition", Severity: Error, Follows: []Cause{natsUnavailable, {"no-leader", ""}, {"lease-refused", itself}},
+	{Name: "unheld-partition", Severity: Error, Follows: []Cause{natsUnavailable, {"lease-refused", itself}},
 		Check: func(st status.State, found func(Finding)) {
 			for _, u := range st.Unheld {
 				if !slices.ContainsFunc(st.Consumers, func(c status.Consumer) bool { return c.Consumer == u.Kind && c.Paused != nil }) {
@@ -110,7 +110,8 @@ var fleetRules = []Rule{
 						page = "partitions"
 					}
 					found(Finding{Where: u.Kind, What: fmt.Sprintf("no running process holds %s", u), Repair: "start one, or read its log",
-						Console: page, Count: int64(len(u.Partitions)), note: fmt.Sprintf("No running %s holds %s", u.Kind, u)})
+						Console: page, Count: int64(len(u.Partitions)), note: fmt.Sprintf("No running %s holds %s", u.Kind, u),
+						FollowsFrom: leaderless(st, u)})
 				}
 			}
 		}},
@@ -195,6 +196,19 @@ var fleetRules = []Rule{
 			return fmt.Sprintf("it does not acknowledge %s of %s, and NATS delivers them again",
 				words.Of(int64(d.Redelivered), "message"), d.Stream)
 		})},
+}
+
+// leaderless returns the finding that explains unheld partitions if none of them has a leader:
+// their processes gave them up.
+func leaderless(st status.State, u status.Unheld) (finding string) {
+	for _, n := range u.Partitions {
+		i := slices.IndexFunc(st.Partitions, func(p status.Partition) bool { return p.Partition == n })
+		if i < 0 || st.Partitions[i].Condition() != status.NoLeader {
+			return ""
+		}
+		finding = fmt.Sprint("no-leader partition ", n)
+	}
+	return finding
 }
 
 // durables is the check that finds the durable consumers in a state: one finding for all streams.

@@ -111,6 +111,11 @@ func TestRootCausesComeBeforeWhatFollowsFromThem(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q\nwant %q", got, want)
 	}
+	leaderless.Unheld[0].Partitions = []int{0, 1}
+	if f := Fleet(leaderless)[1]; f.Check != "unheld-partition" || f.FollowsFrom != "" {
+		t.Errorf("a partition with a leader is unheld for another reason: %+v", f)
+	}
+	leaderless.Unheld[0].Partitions = []int{0}
 	if got := Fleet(leaderless)[0].What; !strings.HasSuffix(got, "wait too: EVENTS-0") {
 		t.Errorf("it says twice that the stream waits: %s", got)
 	}
