@@ -7,7 +7,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash"
 	"slices"
+	"sync"
 
 	"github.com/tidings/tidings/event"
 )
@@ -24,7 +26,14 @@ const (
 // cursors signs and verifies cursors. A cursor has the sort values of the page's last item. So it
 // remains valid whatever is written meanwhile, on every API process with the same keys. The first
 // key signs; every key is accepted.
-type cursors struct{ keys [][]byte }
+type cursors struct{ keys []*sync.Pool } // of hash.Hash: making one takes longer than a write's token
+
+func newCursors(keys [][]byte) (c cursors) {
+	for _, key := range keys {
+		c.keys = append(c.keys, &sync.Pool{New: func() any { return hmac.New(sha256.New, key) }})
+	}
+	return c
+}
 
 // list names the list of a cursor. A cursor of another list is refused.
 type list struct {
@@ -33,8 +42,10 @@ type list struct {
 	of     event.ID // the object of the list, or 0
 }
 
-func mac(key []byte, l list, payload []byte) []byte {
-	h := hmac.New(sha256.New, key)
+func mac(key *sync.Pool, l list, payload []byte) []byte {
+	h := key.Get().(hash.Hash)
+	defer key.Put(h)
+	h.Reset()
 	fmt.Fprintf(h, "tidings cursor 1\n%d\n%s\n%s\n", l.tenant, l.name, l.of)
 	h.Write(payload)
 	return h.Sum(nil)[:cursorMACLen]
@@ -54,7 +65,7 @@ func (c cursors) decode(l list, cursor string, v any) error {
 	if err != nil || len(raw) < cursorMACLen || len(cursor) > maxCursorLen {
 		return errCursor
 	}
-	if !slices.ContainsFunc(c.keys, func(key []byte) bool { return hmac.Equal(raw[:cursorMACLen], mac(key, l, raw[cursorMACLen:])) }) {
+	if !slices.ContainsFunc(c.keys, func(key *sync.Pool) bool { return hmac.Equal(raw[:cursorMACLen], mac(key, l, raw[cursorMACLen:])) }) {
 		return errCursor
 	}
 	if err := json.Unmarshal(raw[cursorMACLen:], v); err != nil {

@@ -52,7 +52,7 @@ func offline(f *testing.F) *server {
 
 // A cursor that decode accepts is one that encode wrote: its content has only one text.
 func FuzzCursor(f *testing.F) {
-	c := cursors{[][]byte{[]byte("0123456789abcdef0123456789abcdef")}}
+	c := newCursors([][]byte{[]byte("0123456789abcdef0123456789abcdef")})
 	home := list{tenant: 1, name: "followers", of: "42"}
 	for _, user := range []event.ID{"1", event.IDOf(1 << 62)} {
 		given, err := c.encode(home, edgeCursor{At: event.Time{Time: time.Unix(1, 1000).UTC()}, User: user})

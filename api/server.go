@@ -120,7 +120,7 @@ func New(cfg Config, deps Deps) (*Handler, error) {
 		published: cmp.Or(deps.Names, contracts.DefaultNames()),
 		log:       deps.Log.With("component", "api"),
 		fleet:     make(map[string]projections.Projection), auth: newAuthenticator(tokens.NewLookup(deps.Tokens)), overlays: newCaps(),
-		same: new(singleflight.Group), cursors: cursors{keys}, problems: newProblemTable(),
+		same: new(singleflight.Group), cursors: newCursors(keys), problems: newProblemTable(),
 	}
 	s.declared = &declared{list: deps.Upstreams, log: s.log}
 	s.freshness = &freshness{read: deps.Store.Delivered, log: s.log}

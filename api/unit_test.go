@@ -48,7 +48,7 @@ func TestStrictJSON(t *testing.T) {
 }
 
 func TestCursorsBelongToTheirList(t *testing.T) {
-	c := cursors{[][]byte{[]byte("0123456789abcdef0123456789abcdef")}}
+	c := newCursors([][]byte{[]byte("0123456789abcdef0123456789abcdef")})
 	home := list{tenant: 1, name: "followers", of: "42"}
 	cursor, err := c.encode(home, edgeCursor{User: "7"})
 	if err != nil {
@@ -78,7 +78,7 @@ func TestCursorsBelongToTheirList(t *testing.T) {
 	} {
 		d := c
 		if try.key != "" {
-			d = cursors{[][]byte{[]byte(try.key)}}
+			d = newCursors([][]byte{[]byte(try.key)})
 		}
 		if err := d.decode(try.list, try.cursor, &got); !errors.Is(err, errCursor) {
 			t.Errorf("%s: got %v, want errCursor", name, err)
@@ -135,7 +135,7 @@ func TestTheCursorKeyIsReplacedWhileClientsHoldCursors(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c := cursors{keys}
+		c := newCursors(keys)
 		cursor, err := c.encode(l, 7)
 		if err != nil {
 			t.Fatal(err)

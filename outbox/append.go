@@ -3,6 +3,7 @@ package outbox
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"math"
 	"strings"
@@ -92,14 +93,14 @@ func (s Schema) Append(ctx context.Context, tx pgx.Tx, events []event.Event) err
 		tenants, aggregates   = make([]int64, n), make([]string, n) // every mode of pgx encodes strings
 		aggregateTypes, types = make([]string, n), make([]string, n)
 		versions              = make([]int16, n)
-		payloads              = make([]string, n)
+		payloads              = make([]json.RawMessage, n)
 		occurred              = make([]*time.Time, n)
 		traces                = make([]*string, n)
 	)
 	for i := range events {
 		e := &events[i]
 		tenants[i], aggregates[i], aggregateTypes[i], types[i] = e.TenantID, string(e.AggregateID), e.AggregateType, e.Type
-		versions[i], payloads[i] = int16(e.Version), string(e.Payload)
+		versions[i], payloads[i] = int16(e.Version), e.Payload
 		if !e.OccurredAt.IsZero() {
 			occurred[i] = &e.OccurredAt
 		}
@@ -111,7 +112,7 @@ func (s Schema) Append(ctx context.Context, tx pgx.Tx, events []event.Event) err
 		"tenant_ids": tenants, "aggregate_types": aggregateTypes, "aggregate_ids": aggregates, "event_types": types,
 		"event_versions": versions, "payloads": payloads, "occurred_ats": occurred, "trace_ids": traces,
 	})
-	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[appended])
+	got, err := pgx.AppendRows(make([]appended, 0, n), rows, pgx.RowToStructByPos[appended])
 	return setAppended(events, got, err)
 }
 

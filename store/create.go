@@ -261,6 +261,7 @@ func (k *childKind) createTurn(ctx context.Context, tx *unit, todo []creation, t
 	if err := k.releaseKeys(ctx, tx, todo, release); err != nil {
 		return err
 	}
+	tx.events = slices.Grow(tx.events, len(write))
 	for _, i := range write {
 		if !out[i].Changed {
 			continue
@@ -327,7 +328,7 @@ func (s childShape) surroundings(ctx context.Context, tx pgx.Tx, todo []creation
 	}
 	rows, _ := tx.Query(ctx, s.sql(childSurroundingsSQL),
 		postgres.Args{"tenants": tenants, "object_ids": objects, "reply_tos": parents})
-	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[surroundingsRow])
+	got, err := pgx.AppendRows(make([]surroundingsRow, 0, len(turn)), rows, pgx.RowToStructByPos[surroundingsRow])
 	if err != nil {
 		return nil, fmt.Errorf("read the surroundings of %d children: %w", len(turn), err)
 	}
@@ -619,7 +620,7 @@ func (k *childKind) tryInsert(ctx context.Context, tx pgx.Tx, todo []creation, w
 		args["attributes"] = column(write, func(i int) *string { return text(todo[i].in.Attributes) })
 	}
 	rows, _ := tx.Query(ctx, k.sql(childCreateSQL), args)
-	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[createRow])
+	got, err := pgx.AppendRows(make([]createRow, 0, n), rows, pgx.RowToStructByPos[createRow])
 	if err != nil {
 		return nil, fmt.Errorf("insert %d children: %w", n, err)
 	}

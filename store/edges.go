@@ -40,7 +40,7 @@ type EdgeWrite struct {
 	Merge      bool            // for a put: Attributes change those of an ACTIVE edge (RFC 7396); another edge is ErrNotFound
 	IfVersion  int64           // the version of the ACTIVE edge that the writer saw, or AnyVersion
 
-	kind     kinds.Edge
+	kind     *kinds.Edge
 	defaults json.RawMessage // the attributes of a new edge; for a merge, the merged ones
 }
 
@@ -177,7 +177,7 @@ func (s *Store) PutEdges(ctx context.Context, tenant int64, k kinds.Edge, writes
 func ofKind(tenant int64, k kinds.Edge, writes []EdgeWrite) []EdgeWrite {
 	all := slices.Clone(writes)
 	for i := range all {
-		all[i].tenant, all[i].kind = tenant, k
+		all[i].tenant, all[i].kind = tenant, &k
 	}
 	return all
 }
@@ -274,7 +274,7 @@ func (w EdgeWrite) guard(out *EdgeOutcome) bool {
 	case !out.Edge.Active():
 		out.Err = ErrNotFound
 	case out.Edge.Version != w.IfVersion:
-		out.Err = &StaleEdgeError{Kind: w.kind, Current: out.Edge}
+		out.Err = &StaleEdgeError{Kind: *w.kind, Current: out.Edge}
 	}
 	return out.Err == nil
 }
@@ -391,13 +391,14 @@ func (k *edgeKind) change(ctx context.Context, tx *unit, writes []EdgeWrite, tur
 		args[to.takes] = column(turn, func(i int) *string { return text(writes[i].defaults) })
 	}
 	rows, _ := tx.Query(ctx, edgesOf(k.name, to.sql), args)
-	changed, err := pgx.CollectRows(rows, pgx.RowToStructByPos[edgeRow])
+	changed, err := pgx.AppendRows(make([]edgeRow, 0, len(turn)), rows, pgx.RowToStructByPos[edgeRow])
 	if err != nil {
 		return nil, fmt.Errorf("write %d rows: %w", len(turn), err)
 	}
 	slices.SortFunc(changed, func(a, b edgeRow) int {
 		return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To))
 	})
+	tx.events = slices.Grow(tx.events, len(changed))
 	for _, r := range changed {
 		i, ok := index[r.key()]
 		if !ok {

@@ -126,7 +126,7 @@ func (k *edgeKind) removeOf(ctx context.Context, tx *unit, tenant int64, kind ki
 	for _, e := range all {
 		if e.Active {
 			turn = append(turn, len(writes))
-			writes = append(writes, EdgeWrite{Meta: meta, From: e.From, To: e.To, kind: kind})
+			writes = append(writes, EdgeWrite{Meta: meta, From: e.From, To: e.To, kind: &kind})
 		}
 	}
 	if len(writes) == 0 {

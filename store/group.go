@@ -158,7 +158,7 @@ const (
 // verdict is the outcome that a caller gets, or the instruction to lead or to run alone.
 type verdict[O any] struct {
 	lead, alone bool
-	out         O
+	outs        []O // of its one write, in the array of the group: outcomes are large, and not copied
 	err         error
 }
 
@@ -204,7 +204,7 @@ func (l *lanes[W, O]) do(ctx context.Context, tenant int64, writes []W) ([]O, er
 	case v.err != nil:
 		return nil, v.err
 	}
-	return []O{v.out}, nil
+	return v.outs, nil
 }
 
 // maxWaiting bounds the waiting writes of one tenant and kind, and so their memory.
@@ -424,7 +424,11 @@ func (l *lanes[W, O]) take(ln *lane[W, O]) *part[W, O] {
 // runGroup runs the group's writes in one transaction.
 func (l *lanes[W, O]) runGroup(ctx context.Context, group []*part[W, O]) {
 	at := place{lockTimeout: groupLockTimeout}
-	var writes []W
+	n := 0
+	for _, p := range group {
+		n += len(p.tickets)
+	}
+	writes := make([]W, 0, n)
 	for _, p := range group {
 		at.tenants = append(at.tenants, p.tenant)
 		for _, t := range p.tickets {
@@ -453,7 +457,7 @@ func (l *lanes[W, O]) settle(p *part[W, O]) {
 		}
 		v := verdict[O]{alone: alone, err: p.err}
 		if p.err == nil {
-			v.out = p.outs[i]
+			v.outs = p.outs[i : i+1 : i+1]
 		}
 		t.tell(told, v)
 	}

@@ -323,7 +323,7 @@ func TestACallerThatHasNotReadBlocksNobody(t *testing.T) {
 		if v := <-caller.told; !v.lead {
 			t.Errorf("the first verdict is %+v", v)
 		}
-		if v := <-caller.told; v.out != 7 || v.err != nil {
+		if v := <-caller.told; !slices.Equal(v.outs, []int{7}) || v.err != nil {
 			t.Errorf("the outcome is %+v", v)
 		}
 	})
@@ -351,7 +351,7 @@ func TestALeaderWhoseGroupAnotherTookGetsItsOutcome(t *testing.T) {
 		}
 		l.dequeue(ln)
 		l.free(ln, old)
-		old.tell(told, verdict[int]{out: 7})
+		old.tell(told, verdict[int]{outs: []int{7}})
 		ln.running--
 		l.mu.Unlock()
 		_, next := join(8)
@@ -359,7 +359,7 @@ func TestALeaderWhoseGroupAnotherTookGetsItsOutcome(t *testing.T) {
 			if err := l.lead(t.Context(), ln, leader); err != nil {
 				t.Fatal(err)
 			}
-			if got := <-leader.told; got.out != leader.write || got.err != nil {
+			if got := <-leader.told; !slices.Equal(got.outs, []int{leader.write}) || got.err != nil {
 				t.Fatalf("the leader of write %d gets %+v", leader.write, got)
 			}
 		}

@@ -45,7 +45,7 @@ func TestARowOfTheWrongTenantOfAGroupFailsIt(t *testing.T) {
 	var edits []ChildEdit
 	for tenant := int64(1); tenant <= 2; tenant++ {
 		meta := Meta{Actor: "ann", tenant: tenant}
-		edges = append(edges, EdgeWrite{Meta: meta, From: event.IDOf(tenant), To: "1000000", kind: followKind})
+		edges = append(edges, EdgeWrite{Meta: meta, From: event.IDOf(tenant), To: "1000000", kind: &followKind})
 		created = append(created, NewChild{Meta: meta, Object: event.IDOf(tenant), AuthorID: "1", Body: "x"})
 		out, err := s.CreateChildren(t.Context(), tenant, commentKind, []NewChild{{Meta: meta, Object: "7", AuthorID: "1", Body: "first"}})
 		if err != nil || out[0].Err != nil {
