@@ -359,22 +359,22 @@ func TestRoundTripsOfSingleWrites(t *testing.T) {
 			want  int64
 			write func() error
 		}{
-			{"follow: begin, write, ask for the transaction's id, append and commit", 4, func() error {
+			{"follow: write, append and commit", 3, func() error {
 				_, err := s.PutEdges(t.Context(), tenant, follows, []store.EdgeWrite{{Meta: meta(), From: event.IDOf(1 + round), To: "9"}})
 				return err
 			}},
-			{"create: begin, look, take the key, write, ask, append and commit", 6, func() error {
+			{"create: look, take the key, write, append and commit", 5, func() error {
 				out, err := s.CreateChildren(t.Context(), tenant, commentKind,
 					[]store.NewChild{{Meta: meta(), Object: "1", AuthorID: "1", Body: "a", Key: fmt.Sprint(round)}})
 				c = out[0].Child
 				return err
 			}},
-			{"edit", 4, func() error {
+			{"edit", 3, func() error {
 				_, err := s.EditChildren(t.Context(), tenant, commentKind,
 					[]store.ChildEdit{{Meta: meta(), ID: c.ID, IfVersion: 1, Body: new("b")}})
 				return err
 			}},
-			{"delete", 4, func() error {
+			{"delete", 3, func() error {
 				_, err := s.DeleteChildren(t.Context(), tenant, commentKind, []store.ChildDelete{{Meta: meta(), ID: c.ID, IfVersion: 2}})
 				return err
 			}},

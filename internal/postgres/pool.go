@@ -159,7 +159,8 @@ const maxAttempts = 4
 // outcome is unknown, unless the server reported the error.
 func InTx(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, fn func(tx pgx.Tx) error) error {
 	for attempt := 1; ; attempt++ {
-		_, err := once(ctx, pool, opts, "commit", func(tx pgx.Tx) (Landed, error) { return nil, fn(tx) })
+		begin := func(conn *pgx.Conn) (pgx.Tx, error) { return conn.BeginTx(ctx, opts) }
+		_, err := once(ctx, pool, opts.AccessMode, begin, "commit", func(tx pgx.Tx) (Landed, error) { return nil, fn(tx) })
 		if !again(attempt, err) {
 			return err
 		}
@@ -171,21 +172,22 @@ func again(attempt int, err error) bool {
 	return attempt < maxAttempts && (IsConcurrency(err) || errors.Is(err, errAborted))
 }
 
-// once runs fn in one transaction, and then COMMIT, or the statement unwritten if fn returns no
-// Landed. After an error of COMMIT that leaves the outcome unknown it returns a *lostCommit.
-func once(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, unwritten string,
+// once runs fn in the transaction of begin, and then COMMIT, or the statement unwritten if fn
+// returns no Landed. After an error of COMMIT that leaves the outcome unknown it returns a
+// *lostCommit.
+func once(ctx context.Context, pool *pgxpool.Pool, mode pgx.TxAccessMode, begin func(*pgx.Conn) (pgx.Tx, error), unwritten string,
 	fn func(tx pgx.Tx) (Landed, error)) (landed Landed, err error) {
 	conn, err := pool.Acquire(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("begin: %w", err)
 	}
 	defer conn.Release()
-	if opts.AccessMode != pgx.ReadOnly {
+	if mode != pgx.ReadOnly {
 		if err := admitCommit(ctx, conn.Conn()); err != nil {
 			return nil, fmt.Errorf("begin: %w", err)
 		}
 	}
-	tx, err := conn.BeginTx(ctx, opts)
+	tx, err := begin(conn.Conn())
 	if err != nil {
 		return nil, fmt.Errorf("begin: %w", err)
 	}
@@ -238,6 +240,10 @@ func InTenant(ctx context.Context, pool *pgxpool.Pool, tenant int64, opts pgx.Tx
 
 // setTenants sets the tenants that row-level security compares with, for this transaction.
 func setTenants(tenants ...int64) string {
+	return "; set local tidings.tenant = '" + tenantList(tenants) + "'"
+}
+
+func tenantList(tenants []int64) string {
 	list := make([]byte, 0, 8*len(tenants))
 	for i, tenant := range tenants {
 		if i > 0 {
@@ -245,7 +251,7 @@ func setTenants(tenants ...int64) string {
 		}
 		list = strconv.AppendInt(list, tenant, 10)
 	}
-	return "; set local tidings.tenant = '" + string(list) + "'"
+	return string(list)
 }
 
 // durableCommit makes the transaction's COMMIT wait for the disk, whatever the default of the
@@ -255,6 +261,15 @@ const durableCommit = `set_config('synchronous_commit', coalesce(nullif(current_
 // probes keeps scans of whole tables out of plans. PostgreSQL keeps some plans, and one that it
 // makes while a table is empty would scan that table until somebody analyzes it.
 const probes = `set_config('enable_seqscan', 'off', true)`
+
+// writeSettingsSQL prepares a transaction of writes. PostgreSQL keeps its plan. To parse these
+// settings each time takes as long as to insert a few rows.
+//
+// Index: none.   Locks: the advisory lock.
+const writeSettingsSQL = `
+SELECT /* postgres.write_settings */ set_config('tidings.tenant', $1, true),
+       set_config('lock_timeout', coalesce($2::bigint::text, current_setting('lock_timeout')), true),
+       pg_advisory_xact_lock($3), ` + probes + `, ` + durableCommit
 
 // WriteInTenants is InTenant for small writes that clients wait for. Row-level security hides and
 // protects the rows of all tenants but these. No statement waits longer than lockTimeout for one
@@ -267,15 +282,21 @@ const probes = `set_config('enable_seqscan', 'off', true)`
 // COMMIT, and the caller may retry the write.
 func WriteInTenants(ctx context.Context, pool *pgxpool.Pool, tenants []int64, lockTimeout time.Duration,
 	fn func(tx pgx.Tx) (landed Landed, err error)) error {
-	begin := "begin" + setTenants(tenants...)
-	if lockTimeout > 0 {
-		begin += "; set local lock_timeout = " + strconv.FormatInt(lockTimeout.Milliseconds(), 10)
-	}
 	for attempt := 1; ; attempt++ {
 		lock := rand.Int64() // unique, as far as 63 bits allow: a session that gets this lock knows that the transaction has ended
-		opts := pgx.TxOptions{BeginQuery: begin + "; select pg_advisory_xact_lock(" + strconv.FormatInt(lock, 10) + "), " +
-			probes + ", " + durableCommit}
-		landed, err := once(ctx, pool, opts, repeatedSQL, fn)
+		begin := func(conn *pgx.Conn) (pgx.Tx, error) {
+			b := &pgx.Batch{}
+			b.BeginTx(pgx.TxOptions{})
+			b.Queue(writeSettingsSQL, tenantList(tenants), IfSet(lockTimeout.Milliseconds()), lock)
+			return &opening{conn: conn, begin: b}, nil
+		}
+		landed, err := once(ctx, pool, pgx.ReadWrite, begin, repeatedSQL, func(tx pgx.Tx) (Landed, error) {
+			landed, err := fn(tx)
+			if err == nil {
+				err = tx.(*opening).start(ctx)
+			}
+			return landed, err
+		})
 		if lost, ok := errors.AsType[*lostCommit](err); ok && landed != nil {
 			err = settle(ctx, pool, tenants, lock, landed, lost)
 		}

@@ -1,0 +1,86 @@
+package postgres_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+)
+
+// TestAWriteBeginsTogetherWithItsFirstStatement: the first statement sees the settings of its
+// transaction, whichever call runs it. An error of it leaves the connection as it was.
+func TestAWriteBeginsTogetherWithItsFirstStatement(t *testing.T) {
+	url := testkit.Postgres(t).URL
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe,
+		pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+		t.Run(mode.String(), func(t *testing.T) {
+			cfg, err := pgxpool.ParseConfig(url)
+			if err != nil {
+				t.Fatal(err)
+			}
+			cfg.ConnConfig.DefaultQueryExecMode = mode
+			pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer pool.Close()
+			testFirstStatements(t, pool)
+		})
+	}
+}
+
+func testFirstStatements(t *testing.T, pool *pgxpool.Pool) {
+	const settings = `current_setting('tidings.tenant') || ' ' || current_setting('lock_timeout') || ' ' || $1::text`
+	write := func(wait time.Duration, fn func(tx pgx.Tx) error) error {
+		return postgres.WriteInTenants(t.Context(), pool, []int64{7, 8}, wait, func(tx pgx.Tx) (postgres.Landed, error) {
+			return nil, fn(tx)
+		})
+	}
+	var got string
+	for name, first := range map[string]func(tx pgx.Tx) error{
+		"Query": func(tx pgx.Tx) (err error) {
+			rows, _ := tx.Query(t.Context(), `SELECT `+settings, "x")
+			got, err = pgx.CollectExactlyOneRow(rows, pgx.RowTo[string])
+			return err
+		},
+		"QueryRow": func(tx pgx.Tx) error { return tx.QueryRow(t.Context(), `SELECT `+settings, "x").Scan(&got) },
+		"Exec": func(tx pgx.Tx) error {
+			tag, err := tx.Exec(t.Context(), `SELECT set_config('tidings.seen', `+settings+`, true)`, "x")
+			if err != nil || tag.RowsAffected() != 1 {
+				return errors.Join(err, errors.New(tag.String()))
+			}
+			return tx.QueryRow(t.Context(), `SELECT current_setting('tidings.seen')`).Scan(&got)
+		},
+	} {
+		for range 2 { // the second time the connection knows the statement
+			if err := write(2*time.Second, first); err != nil || got != "7,8 2s x" {
+				t.Errorf("%s sees %q: %v", name, got, err)
+			}
+		}
+	}
+	if err := write(0, func(pgx.Tx) error { return nil }); err != nil {
+		t.Errorf("a transaction without a statement: %v", err)
+	}
+	var n int
+	none := func(tx pgx.Tx) error { return tx.QueryRow(t.Context(), `SELECT 1 WHERE false`).Scan(&n) }
+	if err := write(0, none); !errors.Is(err, pgx.ErrNoRows) {
+		t.Errorf("a first statement without rows: %v", err)
+	}
+	for what, sql := range map[string]string{"its parser": `SELECT nothing`, "its run": `SELECT 1/0`} {
+		if err := write(0, func(tx pgx.Tx) error { return tx.QueryRow(t.Context(), sql).Scan(&n) }); err == nil {
+			t.Errorf("the error of %s is lost", what)
+		}
+	}
+	var after string
+	if err := pool.QueryRow(t.Context(), `SELECT current_setting('tidings.tenant', true)`).Scan(&after); err != nil || after != "" {
+		t.Errorf("after its transactions the connection has the tenants %q: %v", after, err)
+	}
+	if n := pool.Stat().NewConnsCount(); n != 1 {
+		t.Errorf("%d connections were opened: a first statement that failed cost one", n)
+	}
+}
