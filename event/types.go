@@ -71,7 +71,7 @@ type Time struct{ time.Time }
 
 // MarshalJSON writes TimeFormat.
 func (t Time) MarshalJSON() ([]byte, error) {
-	return []byte(`"` + t.UTC().Format(TimeFormat) + `"`), nil
+	return append(t.UTC().AppendFormat(append(make([]byte, 0, len(TimeFormat)+2), '"'), TimeFormat), '"'), nil
 }
 
 // UnmarshalJSON reads any RFC 3339 time.
