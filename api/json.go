@@ -25,14 +25,24 @@ func strictJSON(data []byte, v any) error {
 	if err := checkMembers(data); err != nil {
 		return err
 	}
-	return json.Unmarshal(data, v)
+	err := json.Unmarshal(data, v)
+	if _, ok := errors.AsType[*json.SyntaxError](err); ok {
+		return fmt.Errorf("the text is not JSON: %w", err)
+	}
+	return err
 }
 
 // decodeBody decodes the body of a request. The framework decodes a body twice: into an any, which
 // it validates, and then into the value for the handler. The first time is strict.
 func decodeBody(data []byte, v any) error {
-	if _, first := v.(*any); first {
+	switch v := v.(type) {
+	case *any:
 		return strictJSON(data, v)
+	case **json.RawMessage: // the handler decodes it
+		if text := bytes.TrimSpace(data); string(text) != "null" {
+			*v = new(json.RawMessage(bytes.Clone(text)))
+			return nil
+		}
 	}
 	return json.Unmarshal(data, v)
 }
@@ -63,55 +73,62 @@ func checkEscapes(data []byte) error {
 	return nil
 }
 
+// maxNesting bounds how deep objects and arrays nest.
+const maxNesting = 32
+
+// checkMembers refuses repeated members, names that are not lower case, and values that nest too
+// deep. It expects JSON: of other text it refuses only some.
 func checkMembers(data []byte) error {
-	dec := json.NewDecoder(bytes.NewReader(data))
-	dec.UseNumber()
-	if err := walk(dec, 0); err != nil {
-		return err
-	}
-	if dec.More() {
-		return errors.New("there is text after the value")
+	var around []map[string]bool // the names in each object that has not ended; nil for an array
+	isName := false              // the next string is the name of a member
+	for i := 0; i < len(data); i++ {
+		switch data[i] {
+		case '{', '[':
+			if len(around) == maxNesting {
+				return fmt.Errorf("objects and arrays nest more than %d deep", maxNesting)
+			}
+			var names map[string]bool
+			if isName = data[i] == '{'; isName {
+				names = make(map[string]bool)
+			}
+			around = append(around, names)
+		case '}', ']':
+			around, isName = around[:max(0, len(around)-1)], false
+		case ',':
+			isName = len(around) > 0 && around[len(around)-1] != nil
+		case '"':
+			start := i
+			for i++; i < len(data) && data[i] != '"'; i++ {
+				if data[i] == '\\' {
+					i++
+				}
+			}
+			if !isName {
+				continue
+			}
+			isName = false
+			if err := checkName(data[start:min(i+1, len(data))], around[len(around)-1]); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }
 
-// maxNesting bounds the recursion of walk.
-const maxNesting = 32
-
-func walk(dec *json.Decoder, depth int) error {
-	if depth > maxNesting {
-		return fmt.Errorf("values nest more than %d deep", maxNesting)
-	}
-	t, err := dec.Token()
-	if err != nil {
-		return fmt.Errorf("the text is not JSON: %w", err)
-	}
-	open, _ := t.(json.Delim)
-	if open != '{' && open != '[' {
-		return nil
-	}
-	seen := make(map[string]bool)
-	for dec.More() {
-		if open == '{' {
-			t, err := dec.Token()
-			if err != nil {
-				return fmt.Errorf("the text is not JSON: %w", err)
-			}
-			name, _ := t.(string)
-			if seen[name] {
-				return fmt.Errorf("the member %.40q is repeated", name)
-			}
-			seen[name] = true
-			if strings.IndexFunc(name, func(r rune) bool { return r >= 'A' && r <= 'Z' || r >= utf8.RuneSelf }) >= 0 {
-				return fmt.Errorf("the member %.40q is unknown", name)
-			}
-		}
-		if err := walk(dec, depth+1); err != nil {
-			return err
+// checkName checks a member's name, in quotes, and adds it to those of its object.
+func checkName(quoted []byte, names map[string]bool) error {
+	name := string(bytes.Trim(quoted, `"`))
+	if strings.IndexByte(name, '\\') >= 0 {
+		if err := json.Unmarshal(quoted, &name); err != nil {
+			return fmt.Errorf("the text is not JSON: %w", err)
 		}
 	}
-	if _, err := dec.Token(); err != nil {
-		return fmt.Errorf("the text is not JSON: %w", err)
+	if names[name] {
+		return fmt.Errorf("the member %.40q is repeated", name)
+	}
+	names[name] = true
+	if strings.IndexFunc(name, func(r rune) bool { return r >= 'A' && r <= 'Z' || r >= utf8.RuneSelf }) >= 0 {
+		return fmt.Errorf("the member %.40q is unknown", name)
 	}
 	return nil
 }
