@@ -184,7 +184,7 @@ SELECT /* consumers.parked */ a.tenant_id, a.aggregate_type, a.aggregate_id
 
 func (r *reader) transact(ctx context.Context, stream broker.Stream, b *batch, oneByOne bool) (out outcome, err error) {
 	c := r.c
-	err = postgres.InTx(ctx, c.deps.Pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+	err = postgres.InShortTx(ctx, c.deps.Pool, func(tx pgx.Tx) error {
 		out = outcome{skipped: make(map[string]int)}
 		parked, err := r.begin(ctx, tx, stream, b)
 		if err != nil {

@@ -9,12 +9,19 @@ import (
 )
 
 // opening is a transaction that begins together with its first statement, in one round trip. All
-// writes of a group wait for its round trips, and each of these wakes a process at both ends. The
-// first call must be Query, QueryRow, Exec or start.
+// writes of a group and all events of a batch wait for its round trips, and each of these wakes a
+// process at both ends. The first call must be Query, QueryRow, Exec, SendBatch or start.
 type opening struct {
 	pgx.Tx // nil until it begins
 	conn   *pgx.Conn
 	begin  *pgx.Batch
+}
+
+// newOpening returns a transaction that will begin on the connection.
+func newOpening(conn *pgx.Conn) *opening {
+	o := &opening{conn: conn, begin: &pgx.Batch{}}
+	o.begin.BeginTx(pgx.TxOptions{})
+	return o
 }
 
 // start begins the transaction without a statement, unless it has begun.
@@ -31,13 +38,9 @@ func (o *opening) Query(ctx context.Context, sql string, args ...any) (pgx.Rows,
 	if o.Tx != nil {
 		return o.Tx.Query(ctx, sql, args...)
 	}
-	settings := o.begin.Len()
-	o.begin.Queue(sql, args...)
-	sent := o.conn.SendBatch(ctx, o.begin)
-	o.Tx = sent.Tx()
-	for range settings {
-		_, _ = sent.Exec() // Query returns its error
-	}
+	b := &pgx.Batch{}
+	b.Queue(sql, args...)
+	sent := o.SendBatch(ctx, b)
 	rows := &lastRows{sent: sent}
 	var err error
 	if rows.Rows, err = sent.Query(); err != nil {
@@ -55,6 +58,20 @@ func (o *opening) Exec(ctx context.Context, sql string, args ...any) (pgconn.Com
 	rows, _ := o.Query(ctx, sql, args...)
 	rows.Close()
 	return rows.CommandTag(), rows.Err()
+}
+
+func (o *opening) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	if o.Tx != nil {
+		return o.Tx.SendBatch(ctx, b)
+	}
+	settings := o.begin.Len()
+	o.begin.QueuedQueries = append(o.begin.QueuedQueries, b.QueuedQueries...)
+	sent := o.conn.SendBatch(ctx, o.begin)
+	o.Tx = sent.Tx()
+	for range settings {
+		_, _ = sent.Exec() // the results of b return its error
+	}
+	return sent
 }
 
 func (o *opening) Conn() *pgx.Conn { return o.conn }

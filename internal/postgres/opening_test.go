@@ -34,6 +34,39 @@ func TestAWriteBeginsTogetherWithItsFirstStatement(t *testing.T) {
 	}
 }
 
+// TestAShortTransactionBeginsTogetherWithItsFirstBatch counts: until the batch is sent, the server
+// knows of no transaction.
+func TestAShortTransactionBeginsTogetherWithItsFirstBatch(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	before, after := byte(0), byte(0)
+	var first, second int
+	batch := func(sql string, tx pgx.Tx) error {
+		var b pgx.Batch
+		b.Queue(sql, 1).QueryRow(func(row pgx.Row) error { return row.Scan(&first) })
+		b.Queue(`SELECT 2`).QueryRow(func(row pgx.Row) error { return row.Scan(&second) })
+		return tx.SendBatch(t.Context(), &b).Close()
+	}
+	for range 2 {
+		if err := postgres.InShortTx(t.Context(), pool, func(tx pgx.Tx) error {
+			before = tx.Conn().PgConn().TxStatus()
+			err := batch(`SELECT set_config('tidings.seen', $1::int::text, true)::int`, tx)
+			after = tx.Conn().PgConn().TxStatus()
+			if err != nil {
+				return err
+			}
+			return batch(`SELECT current_setting('tidings.seen')::int * $1`, tx)
+		}); err != nil || before != 'I' || after != 'T' || first != 1 || second != 2 {
+			t.Errorf("in %c, then in %c, the batches return %d and %d: %v", before, after, first, second, err)
+		}
+	}
+	if err := postgres.InShortTx(t.Context(), pool, func(tx pgx.Tx) error { return batch(`SELECT $1::int / 0`, tx) }); err == nil {
+		t.Error("the error of the first batch is lost")
+	}
+	if n := pool.Stat().NewConnsCount(); n != 1 {
+		t.Errorf("%d connections were opened: a first batch that failed cost one", n)
+	}
+}
+
 func testFirstStatements(t *testing.T, pool *pgxpool.Pool) {
 	const settings = `current_setting('tidings.tenant') || ' ' || current_setting('lock_timeout') || ' ' || $1::text`
 	write := func(wait time.Duration, fn func(tx pgx.Tx) error) error {

@@ -158,9 +158,21 @@ const maxAttempts = 4
 // own context, because pgx discards a connection whose rollback fails. After an error of COMMIT the
 // outcome is unknown, unless the server reported the error.
 func InTx(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, fn func(tx pgx.Tx) error) error {
+	begin := func(conn *pgx.Conn) (pgx.Tx, error) { return conn.BeginTx(ctx, opts) }
+	return inTx(ctx, pool, opts.AccessMode, begin, fn)
+}
+
+// InShortTx is InTx with a round trip less: the transaction begins together with the first
+// statement of fn, which must be the first call of Query, QueryRow, Exec or SendBatch.
+func InShortTx(ctx context.Context, pool *pgxpool.Pool, fn func(tx pgx.Tx) error) error {
+	begin := func(conn *pgx.Conn) (pgx.Tx, error) { return newOpening(conn), nil }
+	return inTx(ctx, pool, pgx.ReadWrite, begin, fn)
+}
+
+func inTx(ctx context.Context, pool *pgxpool.Pool, mode pgx.TxAccessMode, begin func(*pgx.Conn) (pgx.Tx, error),
+	fn func(tx pgx.Tx) error) error {
 	for attempt := 1; ; attempt++ {
-		begin := func(conn *pgx.Conn) (pgx.Tx, error) { return conn.BeginTx(ctx, opts) }
-		_, err := once(ctx, pool, opts.AccessMode, begin, "commit", func(tx pgx.Tx) (Landed, error) { return nil, fn(tx) })
+		_, err := once(ctx, pool, mode, begin, "commit", func(tx pgx.Tx) (Landed, error) { return nil, fn(tx) })
 		if !again(attempt, err) {
 			return err
 		}
@@ -285,10 +297,9 @@ func WriteInTenants(ctx context.Context, pool *pgxpool.Pool, tenants []int64, lo
 	for attempt := 1; ; attempt++ {
 		lock := rand.Int64() // unique, as far as 63 bits allow: a session that gets this lock knows that the transaction has ended
 		begin := func(conn *pgx.Conn) (pgx.Tx, error) {
-			b := &pgx.Batch{}
-			b.BeginTx(pgx.TxOptions{})
-			b.Queue(writeSettingsSQL, tenantList(tenants), IfSet(lockTimeout.Milliseconds()), lock)
-			return &opening{conn: conn, begin: b}, nil
+			o := newOpening(conn)
+			o.begin.Queue(writeSettingsSQL, tenantList(tenants), IfSet(lockTimeout.Milliseconds()), lock)
+			return o, nil
 		}
 		landed, err := once(ctx, pool, pgx.ReadWrite, begin, repeatedSQL, func(tx pgx.Tx) (Landed, error) {
 			landed, err := fn(tx)
