@@ -34,8 +34,8 @@ func TestAWriteBeginsTogetherWithItsFirstStatement(t *testing.T) {
 	}
 }
 
-// TestAShortTransactionBeginsTogetherWithItsFirstBatch counts: until the batch is sent, the server
-// knows of no transaction.
+// TestAShortTransactionBeginsTogetherWithItsFirstBatch looks at the connection: it has no
+// transaction until the batch is sent. An error of the batch leaves the connection usable.
 func TestAShortTransactionBeginsTogetherWithItsFirstBatch(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	before, after := byte(0), byte(0)
