@@ -22,7 +22,7 @@ type registry struct{ prometheus.Registerer }
 
 // Handler implements settings.Registry.
 func (r registry) Handler(subscriber string) (*settings.Metrics, error) {
-	reg := r.Registerer
+	reg := r.Registerer // docs/metrics.md finds the label by this name
 	reg = prometheus.WrapRegistererWith(prometheus.Labels{"subscriber": subscriber}, reg)
 	handled := prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_subscriber_handled_total",
 		Help: "Events handled and acknowledged."})
