@@ -121,7 +121,7 @@ func TestAFileOfAnotherDevSaysSo(t *testing.T) {
 		not   string
 	}{
 		{ended.Process.Pid, nil, []string{file + ": the `tidings dev` that wrote this file", "has ended. Start it again",
-			"or give --url and --token"}, "401"},
+			"or give --url and --token"}, "does not know it"},
 		{os.Getpid(), nil, []string{"401", "The token is that of " + file + ", and " + srv.URL + " does not know it"}, ""},
 		{os.Getpid(), []string{"--url", srv.URL}, []string{"401", "The token is that of " + file}, ""},
 		{os.Getpid(), []string{"--token", "mine"}, []string{"401", "no such token"}, file},
