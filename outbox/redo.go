@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
 )
 
 const (
@@ -132,17 +133,28 @@ func Redo(ctx context.Context, tx pgx.Tx, lost []event.Event) (moved []string, w
 	return moved, written, nil
 }
 
-// raiseIDsSQL consumes ids of the sequence, up to @above. A role that may append may do that.
-const raiseIDsSQL = `
+const (
+	// stayUncutSQL keeps outbox_range_cut from moving the sequence: that reads the last id and then
+	// sets it, so ids that others take in between would be assigned again. An INSERT takes the same
+	// lock. Locks: the outbox, as a writer.
+	stayUncutSQL = `LOCK TABLE ONLY outbox_messages IN ROW EXCLUSIVE MODE`
+	// raiseIDsSQL consumes ids of the sequence, up to @above.
+	raiseIDsSQL = `
 SELECT /* outbox.raise_ids */ count(nextval('outbox_messages_id_seq'))
-FROM generate_series(1, least(@above - (` + lastIDSQL + `), 1000000))`
+  FROM generate_series(1, least(@above - (` + lastIDSQL + `), 1000000))`
+)
 
 // RaiseIDs makes all further rows get ids higher than above. The ids up to above belong to messages
 // that a restored database lost.
 func RaiseIDs(ctx context.Context, pool *pgxpool.Pool, above int64) error {
 	for {
 		var given int64
-		if err := pool.QueryRow(ctx, raiseIDsSQL, pgx.StrictNamedArgs{"above": above}).Scan(&given); err != nil {
+		if err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, stayUncutSQL); err != nil {
+				return err
+			}
+			return tx.QueryRow(ctx, raiseIDsSQL, pgx.StrictNamedArgs{"above": above}).Scan(&given)
+		}); err != nil {
 			return fmt.Errorf("raise the ids of the outbox above %d: %w", above, err)
 		}
 		if given == 0 {

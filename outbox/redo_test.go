@@ -76,3 +76,35 @@ func TestIDsRiseAboveTheFirstOne(t *testing.T) {
 		t.Errorf("the next event has the id %d, want 2", e.OutboxID)
 	}
 }
+
+// TestIDsRiseAboveTheEndOfARange: while a range ends, between the two steps of outbox_range_cut.
+// Otherwise that would take the ids back.
+func TestIDsRiseAboveTheEndOfARange(t *testing.T) {
+	t.Parallel()
+	db := testkit.Postgres(t)
+	pool, ctx := db.Pool(t, postgres.RoleSystem), t.Context()
+	var above int64
+	raised := make(chan error, 1)
+	if err := postgres.InTx(ctx, db.Pool(t, postgres.RoleOwner), pgx.TxOptions{}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `LOCK TABLE ONLY outbox_messages IN SHARE ROW EXCLUSIVE MODE`); err != nil {
+			return err
+		}
+		if err := tx.QueryRow(ctx, `SELECT last_value + 200 FROM outbox_messages_id_seq`).Scan(&above); err != nil {
+			return err
+		}
+		go func() { raised <- RaiseIDs(ctx, pool, above) }()
+		testkit.Eventually(t, "the raise to wait or end", func() (bool, error) {
+			return len(raised) > 0 || isBlocked(t, pool), nil
+		})
+		_, err := tx.Exec(ctx, `SELECT setval('outbox_messages_id_seq', $1)`, above-100)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-raised; err != nil {
+		t.Fatal(err)
+	}
+	if e := appendRows(t, pool, newEvent("1", `1`))[0]; e.OutboxID != above+1 {
+		t.Errorf("the next event has the id %d, want %d", e.OutboxID, above+1)
+	}
+}

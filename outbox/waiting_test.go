@@ -178,9 +178,11 @@ func TestAKillOfAMessageThatBecameDueIsRefusedAgain(t *testing.T) {
 // awaitBlocked waits until a session of this database waits for another session's lock.
 func awaitBlocked(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
-	testkit.Eventually(t, "a session to wait for a lock", func() (blocked bool, err error) {
-		err = pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database()
-			AND cardinality(pg_blocking_pids(pid)) > 0)`).Scan(&blocked)
-		return blocked, err
-	})
+	testkit.Eventually(t, "a session to wait for a lock", func() (bool, error) { return isBlocked(t, pool), nil })
+}
+
+func isBlocked(t *testing.T, pool *pgxpool.Pool) bool {
+	t.Helper()
+	return scalar[bool](t, pool, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database()
+		AND cardinality(pg_blocking_pids(pid)) > 0)`)
 }
