@@ -145,17 +145,18 @@ func setAppended(events []event.Event, got []appended, err error) error {
 }
 
 // appendedSQL searches for events in all places: the outbox, the DLQ, the notes of DLQ actions and
-// the archive. It compares event_id as well as id, because PostgreSQL assigns some ids again after
-// a crash.
+// of repairs, and the archive. It compares event_id as well as id, because PostgreSQL assigns some
+// ids again after a crash.
 //
-// Index: outbox_messages_pkey, outbox_messages_dlq_event_id_key, outbox_dlq_actions_event_idx, the
-// primary keys of the archive's ranges. Locks: none.
+// Index: outbox_messages_pkey, outbox_messages_dlq_event_id_key, outbox_dlq_actions_event_idx,
+// outbox_requeued_pkey, the primary keys of the archive's ranges. Locks: none.
 const appendedSQL = `
 SELECT /* outbox.appended */
        EXISTS (SELECT FROM unnest(@ids::bigint[], @event_ids::uuid[]) AS w(id, event_id)
                  JOIN outbox_messages m ON m.id = w.id AND m.event_id = w.event_id)
     OR EXISTS (SELECT FROM outbox_messages_dlq WHERE event_id = ANY(@event_ids::uuid[]))
     OR EXISTS (SELECT FROM outbox_dlq_actions WHERE tenant_id = ANY(@tenants::bigint[]) AND event_id = ANY(@event_ids::uuid[]))
+    OR EXISTS (SELECT FROM outbox_requeued WHERE event_id = ANY(@event_ids::uuid[]))
     OR EXISTS (SELECT FROM unnest(@ids::bigint[], @event_ids::uuid[]) AS w(id, event_id)
                  JOIN outbox_messages_archive m ON m.id = w.id AND m.event_id = w.event_id)`
 

@@ -69,6 +69,7 @@ func TestWhatWasAppendedIsFoundWhereverItHasMoved(t *testing.T) {
 	const taken = `WITH gone AS (DELETE FROM outbox_messages RETURNING *)
 		INSERT INTO outbox_dlq_actions (actor, action, dlq_id, event_id, tenant_id, aggregate_type, aggregate_id, event_type)
 		SELECT 'somebody', 'discard', id, event_id, tenant_id, aggregate_type, aggregate_id, event_type FROM gone`
+	requeued := strings.ReplaceAll(ofTable(requeueSQL, TableOutbox), lostSQL, "true")
 	for name, c := range map[string]struct {
 		sql    string
 		tenant int64
@@ -79,6 +80,7 @@ func TestWhatWasAppendedIsFoundWhereverItHasMoved(t *testing.T) {
 		"in the DLQ":                                  {toDLQ, 1, true},
 		"in the archive":                              {toArchive, 1, true},
 		"discarded from the DLQ":                      {taken, 1, true},
+		"under a new id, by a repair":                 {requeued, 1, true},
 		"not where its id was given to another":       {`UPDATE outbox_messages SET event_id = gen_random_uuid()`, 1, false},
 		"not where it is not":                         {`DELETE FROM outbox_messages`, 1, false},
 		"not by a tenant who does not see its tables": {`SELECT`, 2, false},
