@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/tidings/tidings/internal/shares"
+	"github.com/tidings/tidings/internal/socket"
 )
 
 // maxConnections limits the connections of a port, and so their memory: some 50 KiB each, beside
@@ -84,7 +85,7 @@ func (l *connections) Accept() (net.Conn, error) {
 		if sized, ok := bare.(interface{ SetWriteBuffer(bytes int) error }); ok {
 			_ = sized.SetWriteBuffer(int(shares.Unread.Each.N)) // on an error the client has gone
 		}
-		dropUnread(bare, shares.UnreadTime)
+		socket.DropUnread(bare, shares.UnreadTime)
 		for {
 			taken, full := l.take(c)
 			if taken {

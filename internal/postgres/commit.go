@@ -9,10 +9,13 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/internal/socket"
 )
 
 // ErrUnanswered reports that too many COMMITs of the pool had no answer in time and may still wait
@@ -50,11 +53,11 @@ func (l *link) RemoteAddr() net.Addr {
 
 // linkOf returns nil for a connection of another package's pool.
 func linkOf(conn *pgx.Conn) *link {
-	socket := conn.PgConn().Conn()
-	if secure, ok := socket.(*tls.Conn); ok {
-		socket = secure.NetConn()
+	raw := conn.PgConn().Conn()
+	if secure, ok := raw.(*tls.Conn); ok {
+		raw = secure.NetConn()
 	}
-	l, _ := socket.(*link)
+	l, _ := raw.(*link)
 	return l
 }
 
@@ -66,7 +69,12 @@ type commits struct {
 	most int // beyond this number no transaction begins, so that the pool does not use up the server's connections
 }
 
+// lostAfter is how long a statement without a deadline of its own waits for a server that no packet
+// reaches any more: its kernel confirms nothing. A server that is frozen or works long confirms.
+const lostAfter = 30 * time.Second
+
 // watch makes the connections of the pool notice a COMMIT that did not wait, and never cancel one.
+// It also makes them notice that the network has lost them.
 func watch(pc *pgxpool.Config) {
 	c := &commits{most: int(pc.MaxConns)}
 	dial := pc.ConnConfig.DialFunc
@@ -75,6 +83,7 @@ func watch(pc *pgxpool.Config) {
 		if err != nil {
 			return nil, err
 		}
+		socket.DropUnread(conn, lostAfter)
 		return &link{Conn: conn, pool: c}, nil
 	}
 	connected := pc.AfterConnect
