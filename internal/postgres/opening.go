@@ -55,6 +55,9 @@ func (o *opening) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
 func (o *opening) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if o.Tx != nil {
+		return o.Tx.Exec(ctx, sql, args...) // it also takes several statements in one string
+	}
 	rows, _ := o.Query(ctx, sql, args...)
 	rows.Close()
 	return rows.CommandTag(), rows.Err()
