@@ -85,7 +85,7 @@ func (l *connections) Accept() (net.Conn, error) {
 		if sized, ok := bare.(interface{ SetWriteBuffer(bytes int) error }); ok {
 			_ = sized.SetWriteBuffer(int(shares.Unread.Each.N)) // on an error the client has gone
 		}
-		socket.DropUnread(bare, shares.UnreadTime)
+		socket.DropLost(bare, shares.UnreadTime)
 		for {
 			taken, full := l.take(c)
 			if taken {

@@ -69,8 +69,8 @@ type commits struct {
 	most int // beyond this number no transaction begins, so that the pool does not use up the server's connections
 }
 
-// lostAfter is how long a statement without a deadline of its own waits for a server that no packet
-// reaches any more: its kernel confirms nothing. A server that is frozen or works long confirms.
+// lostAfter is how long a statement without a deadline of its own waits for a server whose kernel
+// confirms nothing any more. While a server works, its kernel does.
 const lostAfter = 30 * time.Second
 
 // watch makes the connections of the pool notice a COMMIT that did not wait, and never cancel one.
@@ -83,7 +83,7 @@ func watch(pc *pgxpool.Config) {
 		if err != nil {
 			return nil, err
 		}
-		socket.DropUnread(conn, lostAfter)
+		socket.DropLost(conn, lostAfter)
 		return &link{Conn: conn, pool: c}, nil
 	}
 	connected := pc.AfterConnect

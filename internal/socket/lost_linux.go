@@ -7,15 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DropUnread makes the kernel drop the connection, with all that it keeps for it, if the peer
-// acknowledges or takes no byte of what is sent for that long. Probes of an idle connection count
-// as sent. Otherwise the kernel would try for 15 minutes, also after the connection was closed.
-func DropUnread(c net.Conn, after time.Duration) {
-	tcp, ok := c.(*net.TCPConn)
-	if !ok {
-		return
-	}
-	raw, err := tcp.SyscallConn()
+func limitUnacknowledged(c *net.TCPConn, after time.Duration) {
+	raw, err := c.SyscallConn()
 	if err != nil {
 		return // it is closed
 	}

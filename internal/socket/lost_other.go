@@ -7,5 +7,5 @@ import (
 	"time"
 )
 
-// DropUnread does nothing: only Linux has such a limit for one connection.
-func DropUnread(net.Conn, time.Duration) {}
+// limitUnacknowledged does nothing: only Linux has such a limit for one connection.
+func limitUnacknowledged(*net.TCPConn, time.Duration) {}
