@@ -191,9 +191,9 @@ func refusalOf(ctx context.Context, pool *pgxpool.Pool, id int64, first bool) er
 }
 
 // A claim takes no lock, so a lock on a message does not prove that no relay is publishing it. Kill
-// therefore first delays the message, for far longer than the move takes, and commits. Then it
-// moves the message only if its earlier due time is still in the future. In that case no claim that
-// missed the delay found the message due.
+// therefore first delays the message by far longer than the move takes, and commits. Then it moves
+// the message only if its earlier due time is still in the future. In that case no claim that missed
+// the delay found the message due, and none will before the move has committed.
 const (
 	killDelay = 10 * time.Minute
 	// putOffSQL delays a message that is not due, and returns its earlier and its new due time.
@@ -201,7 +201,7 @@ const (
 	// Index: outbox_messages_pkey.   Locks: the message.
 	putOffSQL = `
 WITH was AS (SELECT id, available_at FROM outbox_messages WHERE id = @id AND delayed FOR UPDATE)
-UPDATE /* outbox.put_off */ outbox_messages m SET available_at = greatest(m.available_at, clock_timestamp() + @for)
+UPDATE /* outbox.put_off */ outbox_messages m SET available_at = m.available_at + @for
   FROM was w WHERE m.id = w.id AND m.delayed AND w.available_at > clock_timestamp()
 RETURNING w.available_at, m.available_at`
 	// takeBackSQL gives a message that kill has delayed its earlier due time again. Otherwise the
@@ -217,7 +217,7 @@ moved AS (
   INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
          available_at, attempts, last_error, trace_id, event_id, inserted_at, slot, cause, retries)
   SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
-         available_at, attempts, concat_ws('; ', last_error, 'killed by ' || @actor || ': ' || @reason), trace_id, event_id, inserted_at,
+         @was, attempts, concat_ws('; ', last_error, 'killed by ' || @actor || ': ' || @reason), trace_id, event_id, inserted_at,
          slot, @cause, ` + retriesSQL + ` FROM taken m
   RETURNING 1),` + notedSQL + `
 SELECT /* outbox.kill */ count(*) FROM noted`

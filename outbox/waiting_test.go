@@ -101,6 +101,7 @@ func TestMessagesThatWaitAreListedRetriedAndKilled(t *testing.T) {
 		}
 	}
 	claims(1, 2, 6, 7)
+	due := scalar[time.Time](t, pool, `SELECT available_at FROM outbox_messages WHERE id = 3`)
 	if err := KillWaiting(t.Context(), pool, 3, "bob", "no such user"); err != nil {
 		t.Fatal(err)
 	}
@@ -108,6 +109,9 @@ func TestMessagesThatWaitAreListedRetriedAndKilled(t *testing.T) {
 	if got, want := scalar[string](t, pool, `SELECT concat_ws('|', id, attempts, last_error, payload) FROM outbox_messages_dlq`),
 		"3|3|no token; killed by bob: no such user|3"; got != want {
 		t.Errorf("the DLQ has %q, want %q", got, want)
+	}
+	if got := scalar[time.Time](t, pool, `SELECT available_at FROM outbox_messages_dlq`); !got.Equal(due) {
+		t.Errorf("the DLQ says that the message was due at %s, want %s", got, due)
 	}
 	got := scalar[[]string](t, pool, `SELECT array_agg(concat_ws(' ', actor, action, dlq_id, tenant_id, aggregate_type, aggregate_id,
 		event_type, reason) ORDER BY id) FROM outbox_dlq_actions`)
@@ -139,6 +143,16 @@ func TestAKillThatARelayOvertakesTakesNothing(t *testing.T) {
 	}
 	if err := <-killed; !errors.Is(err, ErrNotWaiting) {
 		t.Errorf("a kill of a message that is published meanwhile: %v, want ErrNotWaiting", err)
+	}
+
+	// A kill that is paused until just before the due time still moves the message. While it commits,
+	// no relay may find the message due.
+	var due, until time.Time
+	if err := pool.QueryRow(t.Context(), putOffSQL, pgx.StrictNamedArgs{"id": 2, "for": killDelay}).Scan(&due, &until); err != nil {
+		t.Fatal(err)
+	}
+	if got := until.Sub(due); got != killDelay {
+		t.Errorf("a message that is due in an hour is delayed by %s, want %s", got, killDelay)
 	}
 
 	was := scalar[time.Time](t, pool, `SELECT now()`) // the new due time of message 2; it was due before the second transaction began
