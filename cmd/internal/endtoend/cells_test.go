@@ -292,7 +292,7 @@ func (c *cellular) move(r *resident, from, to *cell) {
 		if err := a.QueryRow(ctx, `SELECT nextval($1::regclass)`, sequence).Scan(&last); err != nil {
 			c.t.Fatal(err)
 		}
-		if _, err := b.Exec(ctx, `SELECT setval($1::regclass, greatest($2, nextval($1::regclass)))`, sequence, last); err != nil {
+		if _, err := b.Exec(ctx, `SELECT setval($1::regclass, $2) WHERE $2 > nextval($1::regclass)`, sequence, last); err != nil {
 			c.t.Fatalf("raise %s: %v", sequence, err)
 		}
 	}
