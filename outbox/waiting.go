@@ -192,8 +192,8 @@ func refusalOf(ctx context.Context, pool *pgxpool.Pool, id int64, first bool) er
 
 // A claim takes no lock, so a lock on a message does not prove that no relay is publishing it. Kill
 // therefore first delays the message by far longer than the move takes, and commits. Then it moves
-// the message only if its earlier due time is still in the future. In that case no claim that missed
-// the delay found the message due, and none will before the move has committed.
+// the message only if its earlier due time is still in the future. In that case no claim that
+// missed the delay found the message due, and none will before the move has committed.
 const (
 	killDelay = 10 * time.Minute
 	// putOffSQL delays a message that is not due, and returns its earlier and its new due time.

@@ -145,8 +145,8 @@ func TestAKillThatARelayOvertakesTakesNothing(t *testing.T) {
 		t.Errorf("a kill of a message that is published meanwhile: %v, want ErrNotWaiting", err)
 	}
 
-	// A kill that is paused until just before the due time still moves the message. While it commits,
-	// no relay may find the message due.
+	// A kill that is paused until just before the due time still moves the message. While it
+	// commits, no relay may find the message due.
 	var due, until time.Time
 	if err := pool.QueryRow(t.Context(), putOffSQL, pgx.StrictNamedArgs{"id": 2, "for": killDelay}).Scan(&due, &until); err != nil {
 		t.Fatal(err)

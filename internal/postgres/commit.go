@@ -70,7 +70,7 @@ type commits struct {
 }
 
 // lostAfter is how long a statement without a deadline of its own waits for a server whose kernel
-// confirms nothing any more. While a server works, its kernel does.
+// acknowledges nothing. While a server works, its kernel does.
 const lostAfter = 30 * time.Second
 
 // watch makes the connections of the pool notice a COMMIT that did not wait, and never cancel one.
