@@ -64,6 +64,7 @@ func Exclusive(ctx context.Context, pool *pgxpool.Pool, what string) (exclusive 
 	// The server notices a dead machine within a minute. A frozen process keeps its lock, because
 	// its machine answers.
 	params["tcp_keepalives_idle"], params["tcp_keepalives_interval"], params["tcp_keepalives_count"] = "30", "10", "3"
+	params["tcp_user_timeout"] = "0" // with the pool's limit, one lost packet would end the lock
 	var taken atomic.Bool
 	prove := cfg.AfterConnect
 	cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {

@@ -58,8 +58,9 @@ func (d Difference) String() string {
 	return fmt.Sprintf("%s: tenant %d, %s: %s is %s, want %s", d.Projection, d.TenantID, d.Entity, d.Field, d.Got, d.Want)
 }
 
-// noStatementTimeoutSQL lets a statement read a whole table; the default timeout would end it.
-const noStatementTimeoutSQL = `SET LOCAL statement_timeout = 0`
+// noTimeoutsSQL lets a statement read a whole table, and wait while the reader of another table is
+// behind. The default timeouts would end it.
+const noTimeoutsSQL = `SET LOCAL statement_timeout = 0; SET LOCAL tcp_user_timeout = 0`
 
 // Rows yields the rows of sql one at a time, in one read-only transaction, then the error that
 // ended them, if any.
@@ -68,8 +69,8 @@ func Rows[T any](ctx context.Context, pool *pgxpool.Pool, sql string, args pgx.S
 		var failed error // InTx would retry an error that it gets
 		stopped := false
 		err := postgres.InTx(ctx, pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-			if _, err := tx.Exec(ctx, noStatementTimeoutSQL); err != nil {
-				return fmt.Errorf("lift the statement timeout: %w", err)
+			if _, err := tx.Exec(ctx, noTimeoutsSQL); err != nil {
+				return fmt.Errorf("turn off the timeouts: %w", err)
 			}
 			rows, _ := tx.Query(ctx, sql, args)
 			defer rows.Close()
