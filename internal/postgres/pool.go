@@ -117,7 +117,8 @@ func OpenWith(ctx context.Context, url string, cfg Config, role Role, name strin
 	}
 	// in ms: the locks of a frozen process must not outlive its lease (LEASE_TTL) by much
 	params["idle_in_transaction_session_timeout"] = "10000"
-	// in ms: the same for those of a process that takes no answer; the other limits end no statement that sends
+	// in ms: nor may those of a process that takes no answer: no other limit ends a statement that
+	// sends
 	params["tcp_user_timeout"] = fmt.Sprint(lostAfter.Milliseconds())
 	params["client_min_messages"] = "warning" // commit must hear the one that a COMMIT did not wait
 	maps.Copy(params, settings)
