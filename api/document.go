@@ -202,9 +202,52 @@ func listed(values []string) (all []string) {
 	return all
 }
 
+// forgetAnswers drops what the documents say of answers, half of what the routes take: the garbage
+// collector would mark it many times a second while writes come in. described has it again.
+func (s *server) forgetAnswers() {
+	doc := s.api.OpenAPI()
+	schemas, asked := doc.Components.Schemas, make(map[*huma.Schema]bool)
+	var keep func(*huma.Schema)
+	keep = func(schema *huma.Schema) {
+		if schema == nil || asked[schema] {
+			return
+		}
+		asked[schema] = true
+		if schema.Ref != "" {
+			keep(schemas.SchemaFromRef(schema.Ref))
+		}
+		if values, ok := schema.AdditionalProperties.(*huma.Schema); ok {
+			keep(values)
+		}
+		keep(schema.Items)
+		for _, part := range slices.Concat(slices.Collect(maps.Values(schema.Properties)), schema.OneOf, schema.AnyOf, schema.AllOf) {
+			keep(part)
+		}
+	}
+	for _, item := range doc.Paths {
+		for _, op := range operationsAt(item) {
+			op.Responses = nil
+			if op.RequestBody != nil {
+				for _, content := range op.RequestBody.Content {
+					keep(content.Schema)
+				}
+			}
+		}
+	}
+	maps.DeleteFunc(schemas.Map(), func(_ string, schema *huma.Schema) bool { return !asked[schema] })
+}
+
+// described returns the routes of the same kinds with all that the documents say.
+func (s *server) described() *server {
+	full := *s
+	full.routes()
+	return &full
+}
+
 // document returns the OpenAPI document without the framework's own error model, which no answer
 // has.
 func (s *server) document() ([]byte, error) {
+	s = s.described()
 	if err := s.addExamples(); err != nil {
 		return nil, fmt.Errorf("add examples: %w", err)
 	}
@@ -243,7 +286,7 @@ type docsResponse struct {
 // docsPage writes plain HTML. A page that loads a renderer from elsewhere does not work without the
 // internet.
 func (s *server) docsPage() ([]byte, error) {
-	doc := s.api.OpenAPI()
+	doc := s.described().api.OpenAPI()
 	var ops []docsOperation
 	for _, path := range slices.Sorted(maps.Keys(doc.Paths)) {
 		for _, o := range operationsAt(doc.Paths[path]) {

@@ -1,8 +1,10 @@
 package api
 
 import (
+	"encoding/json"
 	"log/slog"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -45,7 +47,7 @@ func newIdle(t testing.TB) func() *Handler {
 // nothing and makes New slow.
 func TestTheFrameworkChecksThePatternsOfRequestsAlone(t *testing.T) {
 	t.Parallel()
-	doc := newIdle(t)().Handler.(*router).now.Load().api.OpenAPI()
+	doc := newIdle(t)().Handler.(*router).now.Load().described().api.OpenAPI()
 	checked, unchecked := 0, 0
 	var walk func(request bool, schema *huma.Schema, within ...*huma.Schema)
 	walk = func(request bool, schema *huma.Schema, within ...*huma.Schema) {
@@ -90,6 +92,34 @@ func TestTheFrameworkChecksThePatternsOfRequestsAlone(t *testing.T) {
 	}
 	if checked == 0 || unchecked == 0 {
 		t.Errorf("found %d patterns of requests and %d of answers", checked, unchecked)
+	}
+}
+
+// TestRoutesThatServeKeepNoAnswers looks for what the documents alone need: it would make the
+// garbage collector work while writes come in. Every schema that a request refers to remains.
+func TestRoutesThatServeKeepNoAnswers(t *testing.T) {
+	t.Parallel()
+	s := newIdle(t)().Handler.(*router).now.Load()
+	doc, full := s.api.OpenAPI(), s.described().api.OpenAPI()
+	for path, item := range doc.Paths {
+		for _, op := range operationsAt(item) {
+			if op.Responses != nil {
+				t.Errorf("%s %s keeps what the documents say of its answers", op.Method, path)
+			}
+		}
+	}
+	kept, all := doc.Components.Schemas.Map(), full.Components.Schemas.Map()
+	text, err := json.Marshal(doc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, to := range regexp.MustCompile(`"#/components/schemas/(\w+)"`).FindAllStringSubmatch(string(text), -1) {
+		if kept[to[1]] == nil {
+			t.Errorf("a request refers to %s, which is gone", to[1])
+		}
+	}
+	if kept["Problem"] != nil || kept["FollowOperation"] == nil || all["Problem"] == nil || len(all) < 2*len(kept) {
+		t.Errorf("kept %v of %d schemas", slices.Sorted(maps.Keys(kept)), len(all))
 	}
 }
 

@@ -83,6 +83,7 @@ func (r *router) build(set *kinds.Set) (err error) {
 	s := *r.base
 	s.kinds = set
 	s.routes()
+	s.forgetAnswers()
 	r.now.Store(&s)
 	return nil
 }

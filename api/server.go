@@ -71,6 +71,7 @@ type server struct {
 	published   contracts.Names
 	declared    *declared
 	freshness   *freshness
+	ballast     []byte // ballastBytes
 	log         *slog.Logger
 	metrics     *metrics
 	auth        *authenticator
@@ -106,6 +107,11 @@ type Handler struct {
 	Traffic func() (requests int64, p99 time.Duration)
 }
 
+// ballastBytes is memory that counts as live and that nobody touches, so the system provides none
+// for it. The garbage collector runs when the heap has doubled: 5 MB of live memory alone would
+// make it run after 400 writes, which leave 13 KB each.
+const ballastBytes = 6 << 20
+
 // New returns the API. It starts nothing and connects to nothing.
 func New(cfg Config, deps Deps) (*Handler, error) {
 	if err := cfg.Validate(); err != nil {
@@ -122,6 +128,7 @@ func New(cfg Config, deps Deps) (*Handler, error) {
 		fleet:     make(map[string]projections.Projection), auth: newAuthenticator(tokens.NewLookup(deps.Tokens)), overlays: newCaps(),
 		same: new(singleflight.Group), cursors: newCursors(keys), problems: newProblemTable(),
 	}
+	s.ballast = make([]byte, ballastBytes)
 	s.declared = &declared{list: deps.Upstreams, log: s.log}
 	s.freshness = &freshness{read: deps.Store.Delivered, log: s.log}
 	for _, p := range deps.Fleet {
