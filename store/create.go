@@ -74,16 +74,12 @@ type ChildOutcome struct {
 
 // creation is a NewChild with everything that its insert needs.
 type creation struct {
-	in         NewChild
-	body       string
-	id         string
-	hash       []byte
-	moderation string // the first state
-	parentPath string
-	parentAt   *time.Time
+	in       NewChild
+	body     string
+	id       string
+	hash     []byte
+	holdsKey bool // an attempt of this transaction took the key, but has not made the child
 }
-
-func (c *creation) key() childKey { return childKey{c.in.tenant, c.id} }
 
 func (c *creation) prepare(k *childKind) error {
 	in := &c.in
@@ -214,56 +210,26 @@ func (k *childKind) writeNew(ctx context.Context, children []NewChild, at place)
 }
 
 func (k *childKind) createTurn(ctx context.Context, tx *unit, todo []creation, turn []int, out []ChildOutcome) error {
-	// This read locks nothing: if a parent is deleted meanwhile, the reply counts as written before
-	// the deletion.
-	refused, err := k.surroundings(ctx, tx, todo, turn)
-	if err != nil {
-		return err
+	for _, i := range turn {
+		todo[i].holdsKey = false // a retry of the transaction
 	}
-	fresh, known, err := k.takeKeys(ctx, tx, todo, turn)
-	if err != nil {
-		return err
-	}
-	purged, err := k.replay(ctx, tx, todo, known, out)
-	if err != nil {
-		return err
-	}
-	if len(purged) > 0 { // retention purged these keys since takeKeys met them: they are free
-		again, known, err := k.takeKeys(ctx, tx, todo, purged)
-		if err != nil {
+	left := turn
+	for attempt := 1; len(left) > 0; attempt++ {
+		if attempt > maxInserts {
+			return fmt.Errorf("insert %d children: no free slug in %d attempts", len(left), maxInserts)
+		}
+		var err error
+		if left, err = k.tryCreate(ctx, tx, todo, left, out); err != nil {
 			return err
 		}
-		if purged, err = k.replay(ctx, tx, todo, known, out); err != nil {
-			return err
-		}
-		if len(purged) > 0 { // a new key cannot be purged
-			return fmt.Errorf("read %d idempotency keys: %d are missing", len(known), len(purged))
-		}
-		fresh = append(fresh, again...)
-		slices.Sort(fresh)
 	}
-	var write, release []int
-	for _, i := range fresh {
-		if out[i].Err = refused[i]; out[i].Err == nil {
-			write = append(write, i)
-		} else if todo[i].in.Key != "" {
-			release = append(release, i)
-		}
-	}
-	if err := k.insert(ctx, tx, todo, write, out); err != nil {
-		return err
-	}
-	for _, i := range write {
-		if !out[i].Changed && todo[i].in.Key != "" {
-			release = append(release, i)
-		}
-	}
-	if err := k.releaseKeys(ctx, tx, todo, release); err != nil {
-		return err
-	}
-	tx.events = slices.Grow(tx.events, len(write))
-	for _, i := range write {
+	var release []int
+	tx.events = slices.Grow(tx.events, len(turn))
+	for _, i := range turn {
 		if !out[i].Changed {
+			if todo[i].holdsKey {
+				release = append(release, i)
+			}
 			continue
 		}
 		e, err := k.event(todo[i].in.tenant, out[i].Child, event.Created, todo[i].in.Meta)
@@ -272,133 +238,192 @@ func (k *childKind) createTurn(ctx context.Context, tx *unit, todo []creation, t
 		}
 		tx.events = append(tx.events, e)
 	}
-	return nil
+	return k.releaseKeys(ctx, tx, todo, release)
 }
 
-// childSurroundingsSQL reads everything that can refuse a create: the thread's settings, its
-// stub, and the parent. OFFSET 0 keeps each look-up a probe per item; PostgreSQL would plan
-// a plain join as a scan of the tenant's children while the tables have no statistics. The
-// subquery about @tenants hides from the planner how many items there are. Otherwise it plans the
-// statement anew for each small group, which takes longer than to run it. The statement gives the
-// transaction its id before the insert, because the shelver waits for transactions that have an id
-// (ADR 0008). Index: threads_head_idx, archived_threads_stub_idx,
-// children_KIND_pkey. Locks: none.
-const childSurroundingsSQL = `
-SELECT /* store.child_surroundings */ w.ord::int,
-       {{if .Moderated}}coalesce((t.object ->> 'locked')::boolean, false), coalesce((t.object ->> 'premoderated')::boolean, false)
-       {{- else}}false, false{{end}},
-       a.archived IS NOT NULL, {{if .Threaded}}p.path, p.created_at, p.author_state, p.moderation_state
-       {{- else}}NULL::text, NULL::timestamptz, NULL::text, NULL::text{{end}}
-  FROM unnest((SELECT @tenants::bigint[]), @object_ids::text[], @reply_tos::text[]::uuid[]) WITH ORDINALITY
-    AS w(tenant_id, object_id, reply_to, ord)
- CROSS JOIN pg_current_xact_id()
-{{- if .Moderated}}
-  LEFT JOIN LATERAL (SELECT object FROM threads
-                      WHERE tenant_id = w.tenant_id AND post_id = w.object_id AND kind = '{{.Kind}}'
-                        AND version_state = 'LATEST' OFFSET 0) t ON true
-{{- end}}
-  LEFT JOIN LATERAL (SELECT true AS archived FROM archived_threads
-                      WHERE tenant_id = w.tenant_id AND kind = '{{.Kind}}' AND object_id = w.object_id
-                        AND state <> 'RETURNED' OFFSET 0) a ON true
+// childCreateSQL takes keys and inserts children. A child needs its key, and a thread and a parent
+// that do not refuse it: the statement returns refused, NULL or a key of refusals. It inserts no
+// child of a shelved thread: its transaction must have its id by now, because the shelver waits for
+// transactions that have one (ADR 8). It also leaves out a child if the object already has the
+// slug, or the author already has a child of the object.
+//
+// The statement looks at a thread and a parent before it waits for keys. It locks neither: if a
+// parent is deleted meanwhile, the reply counts as written before the deletion.
+//
+// OFFSET 0 keeps each look-up a probe per item; PostgreSQL would plan a plain join as a scan of the
+// tenant's children while the tables have no statistics. The subquery about @tenants hides from the
+// planner how many items there are. Otherwise it plans the statement anew for each small group,
+// which takes longer than to run it. The innermost query of made reads the clock once per child.
+//
+// All keys are taken before the first child of a kind with one child per author is inserted, and
+// these in the order of their places: the statement waits for a key or a place that another
+// transaction takes. Index: threads_head_idx, archived_threads_stub_idx, child_keys_pkey,
+// children_KIND_pkey; threaded: children_KIND_slug_key, children_KIND_path_key, else
+// children_KIND_object_idx; one per author: children_KIND_author_key. Locks: the keys, in key
+// order; the new rows.
+const childCreateSQL = `
+WITH wanted AS (
+  SELECT w.*, {{if .Threaded}}p.path AS parent_path, p.created_at AS parent_at,{{end}}
+         {{if .Moderated}}CASE WHEN (t.object ->> 'premoderated')::boolean THEN 'PENDING' ELSE 'NONE' END
+         {{- else}}'NONE'{{end}} AS moderation_state,
+         CASE {{if .Moderated}}WHEN (t.object ->> 'locked')::boolean THEN 'locked' {{end -}}
+              WHEN a.archived THEN 'shelved'
 {{- if .Threaded}}
-  LEFT JOIN LATERAL (SELECT * FROM {{.Table}} WHERE tenant_id = w.tenant_id AND child_id = w.reply_to OFFSET 0) p
-    ON p.object_id = w.object_id
-{{- end}}`
+              WHEN w.reply_to IS NULL THEN NULL
+              WHEN p.path IS NULL THEN 'parent unknown'
+              WHEN p.author_state <> 'ACTIVE' OR p.moderation_state NOT IN ('NONE', 'APPROVED') THEN 'parent gone'
+              WHEN length(p.path) >= {{.DeepestPath}} THEN 'too deep'
+{{- end}} END AS refused
+    FROM unnest((SELECT @tenants::bigint[]), @child_ids::text[]::uuid[], @object_ids::text[], @author_ids::text[], @bodies::text[],
+                @keys::text[], @hashes::bytea[]
+                {{- if .Threaded}}, @reply_tos::text[]::uuid[], @slugs::text[]{{end}}
+                {{- if .Attributes}}, @attributes::text[]{{end}}) WITH ORDINALITY
+      AS w(tenant_id, child_id, object_id, author_id, body, key, hash
+           {{- if .Threaded}}, reply_to, slug{{end}}{{if .Attributes}}, attributes{{end}}, ord)
+{{- if .Moderated}}
+    LEFT JOIN LATERAL (SELECT object FROM threads
+                        WHERE tenant_id = w.tenant_id AND post_id = w.object_id AND kind = '{{.Kind}}'
+                          AND version_state = 'LATEST' OFFSET 0) t ON true
+{{- end}}
+    LEFT JOIN LATERAL (SELECT true AS archived FROM archived_threads
+                        WHERE tenant_id = w.tenant_id AND kind = '{{.Kind}}' AND object_id = w.object_id
+                          AND state <> 'RETURNED' OFFSET 0) a ON true
+{{- if .Threaded}}
+    LEFT JOIN LATERAL (SELECT * FROM {{.Table}} WHERE tenant_id = w.tenant_id AND child_id = w.reply_to OFFSET 0) p
+      ON p.object_id = w.object_id
+{{- end}}
+), taken AS (
+  INSERT INTO child_keys (tenant_id, kind, author_id, idempotency_key, request_hash, child_id, moderation_state)
+  SELECT tenant_id, '{{.Kind}}', author_id, key, hash, child_id, moderation_state FROM wanted WHERE key IS NOT NULL
+   ORDER BY tenant_id, author_id COLLATE "C", key COLLATE "C"
+  ON CONFLICT DO NOTHING
+  RETURNING tenant_id, child_id
+), made AS (
+  INSERT INTO {{.Table}} AS c
+         (tenant_id, child_id, object_id, {{if .Threaded}}parent_id, slug, path, {{end}}author_id, body,
+          {{if .Attributes}}attributes, {{end}}moderation_state, created_at, updated_at)
+  SELECT n.tenant_id, n.child_id, n.object_id,
+         {{if .Threaded}}n.reply_to, n.slug,
+         coalesce(n.parent_path || '/', '') || lpad(to_hex((extract(epoch FROM n.at) * 1000000)::bigint), 14, '0') || n.slug, {{end -}}
+         n.author_id, n.body, {{if .Attributes}}n.attributes::jsonb, {{end}}n.moderation_state, n.at, n.at
+    FROM (SELECT w.*, {{if .Threaded}}GREATEST(clock_timestamp(), w.parent_at + interval '1 microsecond')
+                      {{- else}}clock_timestamp(){{end}} AS at
+            FROM wanted w
+           WHERE refused IS NULL AND (key IS NULL OR (tenant_id, child_id) IN (SELECT tenant_id, child_id FROM taken))) n
+{{- if .OnePerAuthor}}
+   ORDER BY n.tenant_id, n.object_id COLLATE "C", n.author_id COLLATE "C", n.ord
+  ON CONFLICT DO NOTHING
+{{- else if .Threaded}}
+  ON CONFLICT (tenant_id, object_id, slug) DO NOTHING
+{{- end}}
+  RETURNING c.tenant_id, c.child_id, c.slug, c.path, c.created_at
+)
+SELECT /* store.child_create */ w.ord::int, w.refused,
+       m.child_id IS NULL AND (w.tenant_id, w.child_id) IN (SELECT tenant_id, child_id FROM taken),
+       w.moderation_state, m.tenant_id, m.slug, m.path, m.created_at
+  FROM wanted w LEFT JOIN made m ON m.tenant_id = w.tenant_id AND m.child_id = w.child_id`
 
-type surroundingsRow struct {
+type createRow struct {
 	Ord             int
-	Locked          bool
-	Premoderated    bool
-	Shelved         bool
+	Refused         *string
+	TookKey         bool // for a child that it did not insert
+	ModerationState string
+	TenantID        *int64 // of the child that it inserted, as the rest
+	Slug            *string
 	Path            *string
 	CreatedAt       *time.Time
-	AuthorState     *string
-	ModerationState *string
 }
 
-// surroundings fills in the first moderation state and the parent's place. It returns the reason
-// for each item that must be refused.
-func (s childShape) surroundings(ctx context.Context, tx pgx.Tx, todo []creation, turn []int) (map[int]error, error) {
-	tenants, objects, parents := make([]int64, len(turn)), make([]string, len(turn)), make([]*string, len(turn))
-	for n, i := range turn {
-		tenants[n], objects[n] = todo[i].in.tenant, string(todo[i].in.Object)
-		if todo[i].in.ReplyTo != "" {
-			parents[n] = &todo[i].in.ReplyTo
-		}
-	}
-	rows, _ := tx.Query(ctx, s.sql(childSurroundingsSQL),
-		postgres.Args{"tenants": tenants, "object_ids": objects, "reply_tos": parents})
-	got, err := pgx.AppendRows(make([]surroundingsRow, 0, len(turn)), rows, pgx.RowToStructByPos[surroundingsRow])
+// DeepestPath returns the length of the path of a child at MaxDepth.
+func (s childShape) DeepestPath() int { return MaxDepth*(segmentLen+1) - 1 }
+
+// refusals are the reasons of childCreateSQL, except a shelved thread.
+var refusals = map[string]error{
+	"locked": ErrThreadLocked, "parent unknown": ErrParentUnknown, "parent gone": ErrParentGone, "too deep": ErrTooDeep,
+}
+
+// maxInserts bounds the attempts to insert children that an earlier attempt left out. With 2^40
+// slugs, a thread of a million children needs a second attempt once in a million creates. An
+// author's place, or a key that retention purged, may also have become free meanwhile.
+const maxInserts = 5
+
+// tryCreate makes children with new slugs. It returns the items that are neither made, nor refused,
+// nor made before.
+func (k *childKind) tryCreate(ctx context.Context, tx pgx.Tx, todo []creation, turn []int, out []ChildOutcome) ([]int, error) {
+	rows, _ := tx.Query(ctx, k.sql(childCreateSQL), k.createArgs(todo, turn))
+	got, err := pgx.AppendRows(make([]createRow, 0, len(turn)), rows, pgx.RowToStructByPos[createRow])
 	if err != nil {
-		return nil, fmt.Errorf("read the surroundings of %d children: %w", len(turn), err)
+		return nil, fmt.Errorf("insert %d children: %w", len(turn), err)
 	}
-	refused := make(map[int]error)
+	var known, left []int
 	for _, r := range got {
 		i := turn[r.Ord-1]
 		c := &todo[i]
-		c.moderation, c.parentPath, c.parentAt = event.ModerationNone, "", nil
-		if r.Premoderated {
-			c.moderation = event.ModerationPending
-		}
 		switch {
-		case r.Locked:
-			refused[i] = ErrThreadLocked
-		case r.Shelved:
-			refused[i] = &shelvedError{objects: []event.ID{c.in.Object}}
-		case c.in.ReplyTo == "":
-		case r.Path == nil:
-			refused[i] = ErrParentUnknown
-		case !event.Visible(*r.AuthorState, *r.ModerationState):
-			refused[i] = ErrParentGone
-		case Depth(*r.Path) >= MaxDepth:
-			refused[i] = ErrTooDeep
+		case r.TenantID != nil && *r.TenantID != c.in.tenant:
+			return nil, fmt.Errorf("child %s of tenant %d: %w", c.id, *r.TenantID, errNotOfGroup)
+		case r.TenantID != nil:
+			out[i].Child, out[i].Changed = c.child(c.id, r.Slug, r.Path, r.ModerationState, *r.CreatedAt), true
+			continue
+		case c.in.Key != "" && !c.holdsKey && !r.TookKey:
+			known = append(known, i)
+			continue
+		}
+		c.holdsKey = c.in.Key != ""
+		switch {
+		case r.Refused == nil:
+			left = append(left, i)
+		case *r.Refused == "shelved":
+			out[i].Err = &shelvedError{objects: []event.ID{c.in.Object}}
 		default:
-			c.parentPath, c.parentAt = *r.Path, r.CreatedAt
+			out[i].Err = refusals[*r.Refused]
 		}
 	}
-	return refused, nil
+	purged, err := k.replay(ctx, tx, todo, known, out)
+	if err != nil {
+		return nil, err
+	}
+	taken, err := k.taken(ctx, tx, column(left, func(i int) int64 { return todo[i].in.tenant }),
+		column(left, func(i int) event.ID { return todo[i].in.Object }), column(left, func(i int) event.ID { return todo[i].in.AuthorID }))
+	if err != nil {
+		return nil, err
+	}
+	left = slices.DeleteFunc(left, func(i int) bool {
+		first, ok := taken[todo[i].in.place()]
+		if ok {
+			out[i].Err = &TakenError{Child: first}
+		}
+		return ok
+	})
+	left = append(left, purged...)
+	slices.Sort(left)
+	return left, nil
 }
 
-// childKeysSQL takes the keys that are free. It waits for a transaction that is taking one of them.
-// Index: child_keys_pkey. Locks: the keys, in key order.
-const childKeysSQL = `
-INSERT /* store.child_keys */ INTO child_keys (tenant_id, kind, author_id, idempotency_key, request_hash, child_id, moderation_state)
-SELECT w.tenant_id, '{{.Kind}}', w.author_id, w.key, w.hash, w.child_id, w.moderation_state
-  FROM unnest(@tenants::bigint[], @author_ids::text[], @keys::text[], @hashes::bytea[], @child_ids::text[]::uuid[],
-              @moderation_states::text[]) AS w(tenant_id, author_id, key, hash, child_id, moderation_state)
- ORDER BY w.tenant_id, w.author_id COLLATE "C", w.key COLLATE "C"
-ON CONFLICT DO NOTHING
-RETURNING tenant_id, child_id::text`
-
-// takeKeys splits the items into fresh ones to write and known ones whose key has made a child
-// before.
-func (s childShape) takeKeys(ctx context.Context, tx pgx.Tx, todo []creation, turn []int) (fresh, known []int, err error) {
-	var keyed []int
-	for _, i := range turn {
-		if todo[i].in.Key != "" {
-			keyed = append(keyed, i)
-		}
+// createArgs are the arguments of childCreateSQL. An item that holds its key has none.
+func (k *childKind) createArgs(todo []creation, turn []int) postgres.Args {
+	args := postgres.Args{
+		"tenants":    column(turn, func(i int) int64 { return todo[i].in.tenant }),
+		"child_ids":  column(turn, func(i int) string { return todo[i].id }),
+		"object_ids": column(turn, func(i int) string { return string(todo[i].in.Object) }),
+		"author_ids": column(turn, func(i int) string { return string(todo[i].in.AuthorID) }),
+		"bodies":     column(turn, func(i int) string { return todo[i].body }),
+		"hashes":     column(turn, func(i int) []byte { return todo[i].hash }),
 	}
-	taken := make(map[childKey]bool, len(keyed))
-	if len(keyed) > 0 {
-		args := keyArgs(todo, keyed)
-		args["hashes"] = column(keyed, func(i int) []byte { return todo[i].hash })
-		args["child_ids"] = column(keyed, func(i int) string { return todo[i].id })
-		args["moderation_states"] = column(keyed, func(i int) string { return todo[i].moderation })
-		rows, _ := tx.Query(ctx, s.sql(childKeysSQL), args)
-		var k childKey
-		if _, err := pgx.ForEachRow(rows, []any{&k.tenant, &k.id}, func() error { taken[k] = true; return nil }); err != nil {
-			return nil, nil, fmt.Errorf("take %d idempotency keys: %w", len(keyed), err)
+	args["keys"] = column(turn, func(i int) *string {
+		if todo[i].holdsKey {
+			return nil
 		}
+		return postgres.IfSet(todo[i].in.Key)
+	})
+	if k.Threaded {
+		args["slugs"] = column(turn, func(int) string { return k.store.slug() })
+		args["reply_tos"] = column(turn, func(i int) *string { return postgres.IfSet(todo[i].in.ReplyTo) })
 	}
-	for _, i := range turn {
-		if todo[i].in.Key == "" || taken[todo[i].key()] {
-			fresh = append(fresh, i)
-		} else {
-			known = append(known, i)
-		}
+	if k.Attributes {
+		args["attributes"] = column(turn, func(i int) *string { return text(todo[i].in.Attributes) })
 	}
-	return fresh, known, nil
+	return args
 }
 
 // keyArgs are the arguments that name the keys of items.
@@ -476,51 +501,6 @@ func (s childShape) releaseKeys(ctx context.Context, tx pgx.Tx, todo []creation,
 	return nil
 }
 
-// childCreateSQL inserts children. It leaves out a child if the object already has the slug, the
-// author already has a child of the object, or the thread is shelved. The inner query reads the
-// clock once per child; the one about @tenants is that of childSurroundingsSQL. Inserts of a kind
-// with one child per author are ordered by place, because a statement waits for a place that
-// another transaction takes. Index: children_KIND_pkey, archived_threads_stub_idx; threaded:
-// children_KIND_slug_key, children_KIND_path_key, else children_KIND_object_idx; one per author:
-// children_KIND_author_key. Locks: none but the new rows.
-const childCreateSQL = `
-INSERT /* store.child_create */ INTO {{.Table}} AS c
-       (tenant_id, child_id, object_id, {{if .Threaded}}parent_id, slug, path, {{end}}author_id, body,
-        {{if .Attributes}}attributes, {{end}}moderation_state, created_at, updated_at)
-SELECT n.tenant_id, n.child_id, n.object_id,
-       {{if .Threaded}}n.reply_to, n.slug,
-       n.parent_path || lpad(to_hex((extract(epoch FROM n.at) * 1000000)::bigint), 14, '0') || n.slug, {{end -}}
-       n.author_id, n.body, {{if .Attributes}}n.attributes::jsonb, {{end}}n.moderation_state, n.at, n.at
-  FROM (SELECT w.*,
-               {{if .Threaded}}GREATEST(clock_timestamp(), w.parent_at + interval '1 microsecond')
-               {{- else}}clock_timestamp(){{end}} AS at
-          FROM unnest((SELECT @tenants::bigint[]), @child_ids::text[]::uuid[], @object_ids::text[], @author_ids::text[],
-                      @bodies::text[], @moderation_states::text[]
-                      {{- if .Threaded}}, @reply_tos::text[]::uuid[], @slugs::text[], @parent_paths::text[],
-                      @parent_ats::timestamptz[]{{end}}
-                      {{- if .Attributes}}, @attributes::text[]{{end}}) {{if .OnePerAuthor}}WITH ORDINALITY {{end -}}
-            AS w(tenant_id, child_id, object_id, author_id, body, moderation_state
-                 {{- if .Threaded}}, reply_to, slug, parent_path, parent_at{{end}}{{if .Attributes}}, attributes{{end}}
-                 {{- if .OnePerAuthor}}, ord{{end}})) n
- WHERE NOT EXISTS (SELECT FROM archived_threads a
-                    WHERE a.tenant_id = n.tenant_id AND a.kind = '{{.Kind}}' AND a.object_id = n.object_id
-                      AND a.state <> 'RETURNED' OFFSET 0)
-{{- if .OnePerAuthor}}
- ORDER BY n.tenant_id, n.object_id COLLATE "C", n.author_id COLLATE "C", n.ord
-ON CONFLICT DO NOTHING
-{{- else if .Threaded}}
-ON CONFLICT (tenant_id, object_id, slug) DO NOTHING
-{{- end}}
-RETURNING c.tenant_id, c.child_id::text, c.slug, c.path, c.created_at`
-
-type createRow struct {
-	TenantID  int64
-	ID        string
-	Slug      *string
-	Path      *string
-	CreatedAt time.Time
-}
-
 // childTakenSQL reads the children that hold the places that creates want.
 // Index: children_KIND_author_key. Locks: none.
 const childTakenSQL = `
@@ -530,51 +510,10 @@ SELECT /* store.child_taken */ c.tenant_id, ` + childColumns + `
                       WHERE tenant_id = w.tenant_id AND object_id = w.object_id AND author_id = w.author_id
                         AND author_state = 'ACTIVE' OFFSET 0) c`
 
-// maxInserts bounds the attempts to insert children that an earlier attempt left out. With 2^40
-// slugs, a thread of a million children needs a second attempt once in a million creates. An
-// author's place may also have become free meanwhile.
-const maxInserts = 5
-
-func (k *childKind) insert(ctx context.Context, tx pgx.Tx, todo []creation, write []int, out []ChildOutcome) error {
-	for attempt := 1; len(write) > 0; attempt++ {
-		if attempt > maxInserts {
-			return fmt.Errorf("insert %d children: no free slug in %d attempts", len(write), maxInserts)
-		}
-		left, err := k.tryInsert(ctx, tx, todo, write, out)
-		if err != nil {
-			return err
-		}
-		if len(left) == 0 {
-			break
-		}
-		tenants := column(left, func(i int) int64 { return todo[i].in.tenant })
-		objects := column(left, func(i int) event.ID { return todo[i].in.Object })
-		shelved, err := k.shelved(ctx, tx, tenants, objects)
-		if err != nil {
-			return err
-		}
-		taken, err := k.taken(ctx, tx, tenants, objects, column(left, func(i int) event.ID { return todo[i].in.AuthorID }))
-		if err != nil {
-			return err
-		}
-		write = slices.DeleteFunc(left, func(i int) bool {
-			first, ok := taken[todo[i].in.place()]
-			switch {
-			case shelved[objectKey{todo[i].in.tenant, todo[i].in.Object}]:
-				out[i].Err = &shelvedError{objects: []event.ID{todo[i].in.Object}}
-			case ok:
-				out[i].Err = &TakenError{Child: first}
-			}
-			return out[i].Err != nil
-		})
-	}
-	return nil
-}
-
 // taken returns the children that hold these places.
 func (s childShape) taken(ctx context.Context, tx pgx.Tx, tenants []int64,
 	objects, authors []event.ID) (map[authorPlace]event.Child, error) {
-	if !s.OnePerAuthor {
+	if !s.OnePerAuthor || len(objects) == 0 {
 		return nil, nil
 	}
 	rows, _ := tx.Query(ctx, s.sql(childTakenSQL),
@@ -588,50 +527,6 @@ func (s childShape) taken(ctx context.Context, tx pgx.Tx, tenants []int64,
 		by[authorPlace{r.TenantID, r.AuthorID, r.Object}] = r.wire()
 	}
 	return by, nil
-}
-
-// tryInsert inserts children with new slugs, and returns the items that the statement left out.
-func (k *childKind) tryInsert(ctx context.Context, tx pgx.Tx, todo []creation, write []int, out []ChildOutcome) ([]int, error) {
-	n := len(write)
-	index := make(map[childKey]int, n)
-	for _, i := range write {
-		index[todo[i].key()] = i
-	}
-	args := postgres.Args{
-		"tenants":           column(write, func(i int) int64 { return todo[i].in.tenant }),
-		"child_ids":         column(write, func(i int) string { return todo[i].id }),
-		"object_ids":        column(write, func(i int) string { return string(todo[i].in.Object) }),
-		"author_ids":        column(write, func(i int) string { return string(todo[i].in.AuthorID) }),
-		"bodies":            column(write, func(i int) string { return todo[i].body }),
-		"moderation_states": column(write, func(i int) string { return todo[i].moderation }),
-	}
-	if k.Threaded {
-		slugs, parents, parentPaths, parentAts := make([]string, n), make([]*string, n), make([]string, n), make([]*time.Time, n)
-		for m, i := range write {
-			c := &todo[i]
-			slugs[m] = k.store.slug()
-			if c.in.ReplyTo != "" {
-				parents[m], parentPaths[m], parentAts[m] = &c.in.ReplyTo, c.parentPath+"/", c.parentAt
-			}
-		}
-		args["slugs"], args["reply_tos"], args["parent_paths"], args["parent_ats"] = slugs, parents, parentPaths, parentAts
-	}
-	if k.Attributes {
-		args["attributes"] = column(write, func(i int) *string { return text(todo[i].in.Attributes) })
-	}
-	rows, _ := tx.Query(ctx, k.sql(childCreateSQL), args)
-	got, err := pgx.AppendRows(make([]createRow, 0, n), rows, pgx.RowToStructByPos[createRow])
-	if err != nil {
-		return nil, fmt.Errorf("insert %d children: %w", n, err)
-	}
-	for _, r := range got {
-		i, ok := index[childKey{r.TenantID, r.ID}]
-		if !ok {
-			return nil, fmt.Errorf("child %s of tenant %d: %w", r.ID, r.TenantID, errNotOfGroup)
-		}
-		out[i].Child, out[i].Changed = todo[i].child(r.ID, r.Slug, r.Path, todo[i].moderation, r.CreatedAt), true
-	}
-	return slices.DeleteFunc(slices.Clone(write), func(i int) bool { return out[i].Changed }), nil
 }
 
 // text converts JSON to a statement's argument, nil to NULL.

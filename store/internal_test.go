@@ -34,8 +34,7 @@ func makeKinds(t *testing.T, db *testkit.DB, set *kinds.Set) {
 
 // childSQL has the statements about children, as templates.
 var childSQL = map[string]string{
-	"childGet": childGetSQL, "childLock": childLockSQL, "childSurroundings": childSurroundingsSQL, "childKeys": childKeysSQL,
-	"childReplay": childReplaySQL, "childRelease": childReleaseSQL,
+	"childGet": childGetSQL, "childLock": childLockSQL, "childReplay": childReplaySQL, "childRelease": childReleaseSQL,
 	"childCreate": childCreateSQL, "childTaken": childTakenSQL, "childEdit": childEditSQL, "childDelete": childDeleteSQL,
 	"childModerate": childModerateSQL,
 	"returnLock":    returnLockSQL, "returnMove": returnMoveSQL, "returnState": returnStateSQL, "archived": shelvedSQL,
@@ -225,7 +224,7 @@ func hotStatements(t *testing.T, set *kinds.Set) {
 		}
 		if k.Threaded {
 			after = `'0'`
-			threaded, before = `, '{NULL}', '{abcdefgh}', '{""}', '{NULL}'`, `'~'`
+			threaded, before = `, `+id+`, '{abcdefgh}'`, `'~'`
 		}
 		for _, s := range []statement{
 			{"childGet", childGetSQL, `'{1}', ` + id},
@@ -234,9 +233,8 @@ func hotStatements(t *testing.T, set *kinds.Set) {
 			{"childEdit", childEditSQL, `'{1}', ` + id + `, '{1}', ` + given},
 			{"childDelete", childDeleteSQL, `'{1}', ` + id + `, '{1}', ` + given},
 			{"childModerate", childModerateSQL, `'{1}', ` + id + `, '{1}', ` + strings.Replace(given, "x", "HIDDEN", 1)},
-			{"childSurroundings", childSurroundingsSQL, `'{1}', '{1}', ` + id},
 			{"childReplay", childReplaySQL, `'{1}', '{1}', '{k}'`},
-			{"childCreate", childCreateSQL, `'{1}', ` + id + `, '{1}', '{1}', '{x}', '{NONE}'` + threaded + attributes},
+			{"childCreate", childCreateSQL, `'{1}', ` + id + `, '{1}', '{1}', '{x}', '{k}', '{x}'` + threaded + attributes},
 			{"archived", shelvedSQL, `'{1,1}', '{1,2}'`},
 			{"returnLock", returnLockSQL, `1, 100002`},
 			{"returnMove", returnMoveSQL, `1, 100002, 1000`},
@@ -306,11 +304,12 @@ func TestACreateProbesItsSurroundingsThoughThereAreNoStatistics(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	err := postgres.InTenant(ctx, db.Pool(t, postgres.RoleAPI), 1, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		rows, _ := tx.Query(ctx, "EXPLAIN "+shapeOf(commentKind).sql(childSurroundingsSQL),
-			pgx.QueryExecModeSimpleProtocol, pgx.StrictNamedArgs{
-				"tenants": []int64{1}, "object_ids": []string{"1"}, "reply_tos": []string{"00000000-0000-7000-8000-000000000000"},
-			})
+	pool := db.Pool(t, postgres.RoleAPI)
+	k := New(pool, nil).children(commentKind)
+	err := postgres.InTenant(ctx, pool, 1, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		const id = "00000000-0000-7000-8000-000000000000"
+		todo := []creation{{in: NewChild{Meta: Meta{tenant: 1}, Object: "1", AuthorID: "1", ReplyTo: id}, id: id}}
+		rows, _ := tx.Query(ctx, "EXPLAIN "+k.sql(childCreateSQL), k.createArgs(todo, []int{0}))
 		lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		if plan := strings.Join(lines, "\n"); !strings.Contains(plan, "children_comment_pkey") {
 			t.Errorf("the plan does not probe the parent by its primary key:\n%s", plan)
@@ -334,7 +333,7 @@ func TestWritesProbeWithPlansOfEmptyTables(t *testing.T) {
 	}
 	all := make(map[string]string)
 	for _, k := range testSet.AllChildren() {
-		for name, sql := range map[string]string{"surroundings": childSurroundingsSQL, "edit": childEditSQL, "delete": childDeleteSQL,
+		for name, sql := range map[string]string{"create": childCreateSQL, "edit": childEditSQL, "delete": childDeleteSQL,
 			"moderate": childModerateSQL, "lock": childLockSQL, "lock targets": lockTargetsSQL} {
 			all[name+" of "+k.Name] = shapeOf(k).sql(sql)
 		}
@@ -390,8 +389,8 @@ func TestAWriteIsNotPlannedAnew(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	eachKind(t, func(t *testing.T, f kindFixture) {
-		want := map[string]int{"store.child_surroundings": writes, "store.child_keys": writes, "store.child_create": writes,
-			"store.child_edit": writes, "store.child_delete": writes, "outbox.append": 3 * writes}
+		want := map[string]int{"store.child_create": writes, "store.child_edit": writes, "store.child_delete": writes,
+			"outbox.append": 3 * writes}
 		if f.k.Moderated {
 			want["store.child_moderate"], want["outbox.append"] = writes, 4*writes
 		}

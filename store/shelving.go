@@ -419,8 +419,8 @@ func (a *Shelver) mark(ctx context.Context, lease Lease, k childShape, shelving 
 
 // settle waits until no running transaction may insert a child without having seen the stubs, which
 // are committed. Such a transaction has its id already: a create takes it in the statement before
-// the one that checks the stub and inserts (childSurroundingsSQL, childCreateSQL). errUnsettled: a
-// transaction of this server runs for too long.
+// the one that checks the stub and inserts (postgres.WriteInTenants, childCreateSQL). errUnsettled:
+// a transaction of this server runs for too long.
 func (a *Shelver) settle(ctx context.Context) error {
 	var before string
 	if err := a.pool.QueryRow(ctx, `SELECT pg_current_xact_id()::text`).Scan(&before); err != nil {

@@ -74,9 +74,8 @@ func TestARowOfTheWrongTenantOfAGroupFailsIt(t *testing.T) {
 				if err := todo[i].prepare(comments); err != nil {
 					return err
 				}
-				todo[i].moderation = event.ModerationNone
 			}
-			_, err := comments.tryInsert(t.Context(), tx, todo, turn, make([]ChildOutcome, 2))
+			_, err := comments.tryCreate(t.Context(), tx, todo, turn, make([]ChildOutcome, 2))
 			return err
 		},
 	} {

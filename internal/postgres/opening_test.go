@@ -68,7 +68,8 @@ func TestAShortTransactionBeginsTogetherWithItsFirstBatch(t *testing.T) {
 }
 
 func testFirstStatements(t *testing.T, pool *pgxpool.Pool) {
-	const settings = `current_setting('tidings.tenant') || ' ' || current_setting('lock_timeout') || ' ' || $1::text`
+	const settings = `current_setting('tidings.tenant') || ' ' || current_setting('lock_timeout') || ' ' ||
+		CASE WHEN pg_current_xact_id_if_assigned() IS NOT NULL THEN 'id ' ELSE '' END || $1::text`
 	write := func(wait time.Duration, fn func(tx pgx.Tx) error) error {
 		return postgres.WriteInTenants(t.Context(), pool, []int64{7, 8}, wait, func(tx pgx.Tx) (postgres.Landed, error) {
 			return nil, fn(tx)
@@ -94,7 +95,7 @@ func testFirstStatements(t *testing.T, pool *pgxpool.Pool) {
 		},
 	} {
 		for range 2 { // the second time the connection knows the statement
-			if err := write(2*time.Second, first); err != nil || got != "7,8 2s x" {
+			if err := write(2*time.Second, first); err != nil || got != "7,8 2s id x" {
 				t.Errorf("%s sees %q: %v", name, got, err)
 			}
 		}

@@ -277,19 +277,20 @@ const durableCommit = `set_config('synchronous_commit', coalesce(nullif(current_
 // makes while a table is empty would scan that table until somebody analyzes it.
 const probes = `set_config('enable_seqscan', 'off', true)`
 
-// writeSettingsSQL prepares a transaction of writes. PostgreSQL keeps its plan. To parse these
-// settings each time takes as long as to insert a few rows.
+// writeSettingsSQL prepares a transaction of writes, and gives it its id. PostgreSQL keeps its
+// plan. To parse these settings each time takes as long as to insert a few rows.
 //
 // Index: none.   Locks: the advisory lock.
 const writeSettingsSQL = `
 SELECT /* postgres.write_settings */ set_config('tidings.tenant', $1, true),
        set_config('lock_timeout', coalesce($2::bigint::text, current_setting('lock_timeout')), true),
-       pg_advisory_xact_lock($3), ` + probes + `, ` + durableCommit
+       pg_advisory_xact_lock($3), pg_current_xact_id(), ` + probes + `, ` + durableCommit
 
 // WriteInTenants is InTenant for small writes that clients wait for. Row-level security hides and
 // protects the rows of all tenants but these. No statement waits longer than lockTimeout for one
-// lock (IsLockTimeout); 0 sets no limit. fn returns a function that checks whether its write
-// exists, or nil if it wrote nothing.
+// lock (IsLockTimeout); 0 sets no limit. The transaction has its id before the snapshot of its
+// first statement. fn returns a function that checks whether its write exists, or nil if it wrote
+// nothing.
 //
 // If the answer to COMMIT is lost, WriteInTenants waits until the transaction has ended. Then it
 // calls landed in another transaction, for at most settleTimeout. The write counts as committed, or
