@@ -167,7 +167,7 @@ func (s *server) readOnce(ctx context.Context, tenant int64, from []source,
 		}
 		defer leave()
 	}
-	err = postgres.InTenant(ctx, s.projections, tenant, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly},
+	err = postgres.InShortTenant(ctx, s.projections, tenant, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly},
 		func(tx pgx.Tx) (err error) {
 			if at, err = s.readProgress(ctx, tx, tenant, consumersOf(from)...); err != nil {
 				return err
@@ -217,7 +217,7 @@ func (s *server) readAsIf(ctx context.Context, tenant int64, from []source,
 		}
 		s.metrics.overlaid.WithLabelValues(f.consumer).Inc()
 	}
-	err = postgres.InTenant(ctx, s.projections, tenant, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(tx pgx.Tx) (err error) {
+	err = postgres.InShortTenant(ctx, s.projections, tenant, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(tx pgx.Tx) (err error) {
 		if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout = '`+sessionLock+`'`); err != nil {
 			return err
 		}

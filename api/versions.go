@@ -45,7 +45,7 @@ func past[T any](ctx context.Context, s *server, l list, p Page,
 	if err != nil {
 		return nil, "", asOf, err
 	}
-	err = postgres.InTenant(ctx, s.projections, l.tenant,
+	err = postgres.InShortTenant(ctx, s.projections, l.tenant,
 		pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 			at, err := s.readProgress(ctx, tx, l.tenant, history.Name)
 			if err != nil {

@@ -369,6 +369,10 @@ func TestRoundTripsOfSingleWrites(t *testing.T) {
 				c = out[0].Child
 				return err
 			}},
+			{"get: read and commit", 2, func() error {
+				_, err := s.GetChild(t.Context(), tenant, commentKind, c.ID)
+				return err
+			}},
 			{"edit", 3, func() error {
 				_, err := s.EditChildren(t.Context(), tenant, commentKind,
 					[]store.ChildEdit{{Meta: meta(), ID: c.ID, IfVersion: 1, Body: new("b")}})

@@ -9,8 +9,8 @@ import (
 )
 
 // opening is a transaction that begins together with its first statement, in one round trip. All
-// writes of a group and all events of a batch wait for its round trips, and each of these wakes a
-// process at both ends. The first call must be Query, QueryRow, Exec, SendBatch or start.
+// writes of a group and all events of a batch wait for its round trips, as a reader does, and each
+// of these wakes a process at both ends. The first call must be Query, QueryRow, Exec, SendBatch or start.
 type opening struct {
 	pgx.Tx // nil until it begins
 	conn   *pgx.Conn
@@ -18,9 +18,9 @@ type opening struct {
 }
 
 // newOpening returns a transaction that will begin on the connection.
-func newOpening(conn *pgx.Conn) *opening {
+func newOpening(conn *pgx.Conn, opts pgx.TxOptions) *opening {
 	o := &opening{conn: conn, begin: &pgx.Batch{}}
-	o.begin.BeginTx(pgx.TxOptions{})
+	o.begin.BeginTx(opts)
 	return o
 }
 

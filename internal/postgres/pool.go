@@ -168,7 +168,7 @@ func InTx(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, fn func(t
 // InShortTx is InTx with a round trip less: the transaction begins together with the first
 // statement of fn, which must be the first call of Query, QueryRow, Exec or SendBatch.
 func InShortTx(ctx context.Context, pool *pgxpool.Pool, fn func(tx pgx.Tx) error) error {
-	begin := func(conn *pgx.Conn) (pgx.Tx, error) { return newOpening(conn), nil }
+	begin := func(conn *pgx.Conn) (pgx.Tx, error) { return newOpening(conn, pgx.TxOptions{}), nil }
 	return inTx(ctx, pool, pgx.ReadWrite, begin, fn)
 }
 
@@ -253,6 +253,22 @@ func InTenant(ctx context.Context, pool *pgxpool.Pool, tenant int64, opts pgx.Tx
 	return InTx(ctx, pool, opts, fn)
 }
 
+// tenantSQL sets the tenant like setTenants.
+//
+// Index: none.   Locks: none.
+const tenantSQL = `SELECT /* postgres.tenant */ set_config('tidings.tenant', $1, true)`
+
+// InShortTenant is InTenant with a round trip less, as InShortTx. The first statement of fn takes
+// no options (pgx.QueryExecMode).
+func InShortTenant(ctx context.Context, pool *pgxpool.Pool, tenant int64, opts pgx.TxOptions, fn func(tx pgx.Tx) error) error {
+	begin := func(conn *pgx.Conn) (pgx.Tx, error) {
+		o := newOpening(conn, opts)
+		o.begin.Queue(tenantSQL, tenantList([]int64{tenant}))
+		return o, nil
+	}
+	return inTx(ctx, pool, opts.AccessMode, begin, fn)
+}
+
 // setTenants sets the tenants that row-level security compares with, for this transaction.
 func setTenants(tenants ...int64) string {
 	return "; set local tidings.tenant = '" + tenantList(tenants) + "'"
@@ -301,7 +317,7 @@ func WriteInTenants(ctx context.Context, pool *pgxpool.Pool, tenants []int64, lo
 	for attempt := 1; ; attempt++ {
 		lock := rand.Int64() // unique, as far as 63 bits allow: a session that gets this lock knows that the transaction has ended
 		begin := func(conn *pgx.Conn) (pgx.Tx, error) {
-			o := newOpening(conn)
+			o := newOpening(conn, pgx.TxOptions{})
 			o.begin.Queue(writeSettingsSQL, tenantList(tenants), IfSet(lockTimeout.Milliseconds()), lock)
 			return o, nil
 		}

@@ -1,10 +1,12 @@
 package postgres_test
 
 import (
+	"context"
 	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
@@ -32,15 +34,19 @@ func TestInTenantSetsTheTenantForItsTransactionAlone(t *testing.T) {
 		"42 serializable off":   {IsoLevel: pgx.Serializable, AccessMode: pgx.ReadWrite, DeferrableMode: pgx.NotDeferrable},
 		"42 read committed on":  {AccessMode: pgx.ReadOnly},
 	} {
-		err := postgres.InTenant(ctx, pool, 42, opts, func(tx pgx.Tx) error {
-			got, err := settings(tx)
-			if err == nil && got != want {
-				t.Errorf("%+v: got %q, want %q", opts, got, want)
+		for _, in := range []func(context.Context, *pgxpool.Pool, int64, pgx.TxOptions, func(pgx.Tx) error) error{
+			postgres.InTenant, postgres.InShortTenant,
+		} {
+			err := in(ctx, pool, 42, opts, func(tx pgx.Tx) error {
+				got, err := settings(tx)
+				if err == nil && got != want {
+					t.Errorf("%+v: got %q, want %q", opts, got, want)
+				}
+				return err
+			})
+			if err != nil {
+				t.Errorf("%+v: %v", opts, err)
 			}
-			return err
-		})
-		if err != nil {
-			t.Errorf("%+v: %v", opts, err)
 		}
 	}
 	conn, err := pool.Acquire(ctx)
