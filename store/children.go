@@ -229,12 +229,12 @@ func (s childShape) event(tenant int64, c event.Child, eventType string, m Meta)
 	}, nil
 }
 
-// childGetSQL reads children, shelved or not. Index: children_KIND_pkey,
+// childGetSQL reads children, shelved or not. Plan: as childCreateSQL. Index: children_KIND_pkey,
 // children_archive_KIND_pkey. Locks: none.
 const childGetSQL = `
 SELECT /* store.child_get */ c.tenant_id, ` + childColumns + `
-  FROM unnest(@tenants::bigint[], @child_ids::text[]::uuid[]) AS w(tenant_id, child_id)
-  JOIN {{.All}} c ON c.tenant_id = w.tenant_id AND c.child_id = w.child_id`
+  FROM unnest((SELECT @tenants::bigint[]), @child_ids::text[]::uuid[]) AS w(tenant_id, child_id)
+ CROSS JOIN LATERAL (SELECT * FROM {{.All}} a WHERE tenant_id = w.tenant_id AND child_id = w.child_id OFFSET 0) c`
 
 func (s childShape) get(ctx context.Context, tx postgres.Querier, tenant int64, ids []string) (map[string]childRow, error) {
 	got, err := s.collect(ctx, tx, childGetSQL, postgres.Args{"tenants": sameTenant(tenant, len(ids)), "child_ids": ids})

@@ -466,11 +466,12 @@ func (k *edgeKind) current(ctx context.Context, tx pgx.Tx, writes []EdgeWrite, t
 	return nil
 }
 
-// getEdgesSQL reads edges. Index: edges_KIND_pkey. Locks: none.
+// getEdgesSQL reads edges. Plan: as childCreateSQL. Index: edges_KIND_pkey. Locks: none.
 const getEdgesSQL = `
 SELECT /* store.get_edges */ e.tenant_id, e.from_id, e.to_id, e.status, e.version, e.created_at, e.positioned_at, e.updated_at, e.attributes
-  FROM unnest(@tenants::bigint[], @froms::text[], @tos::text[]) AS w(tenant_id, from_id, to_id)
-  JOIN {edges} e ON e.tenant_id = w.tenant_id AND e.from_id = w.from_id AND e.to_id = w.to_id`
+  FROM unnest((SELECT @tenants::bigint[]), @froms::text[], @tos::text[]) AS w(tenant_id, from_id, to_id)
+ CROSS JOIN LATERAL (SELECT * FROM {edges}
+                      WHERE tenant_id = w.tenant_id AND from_id = w.from_id AND to_id = w.to_id OFFSET 0) e`
 
 // GetEdge returns the edge, ACTIVE or REMOVED, or ErrNotFound if it never existed. It has no Actor,
 // which the truth does not keep.

@@ -45,7 +45,7 @@ type ChildDelete struct {
 // heldSQL lists the children of @child_ids with their new values, and locks the existing ones in
 // key order. Without it, an UPDATE would lock in the order of its plan. It leaves out children of
 // a shelved thread, even if the child itself has not moved yet: the thread must return first.
-// Plans: the statements that change rows by their keys are planned once, as childSurroundingsSQL
+// Plans: the statements that change rows by their keys are planned once, as childCreateSQL
 // is. A list of one tenant leaves PostgreSQL no join but a probe per item; with plain equality, a
 // plan of an empty table walks an index and keeps doing so while the table grows. Guards do not
 // say that author_state is ACTIVE for the same reason: the index children_KIND_author_key does.

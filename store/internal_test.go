@@ -322,7 +322,7 @@ func TestACreateProbesItsSurroundingsThoughThereAreNoStatistics(t *testing.T) {
 }
 
 // A plan that PostgreSQL keeps may be from a time when the tables were empty. It must probe keys
-// nevertheless: one that walks an index takes longer with every row.
+// nevertheless, also that of a read: one that walks an index takes longer with every row.
 func TestWritesProbeWithPlansOfEmptyTables(t *testing.T) {
 	t.Parallel()
 	db := testkit.Postgres(t)
@@ -331,37 +331,49 @@ func TestWritesProbeWithPlansOfEmptyTables(t *testing.T) {
 	if _, err := db.Pool(t, postgres.RoleOwner).Exec(ctx, "ANALYZE"); err != nil {
 		t.Fatal(err)
 	}
-	all := make(map[string]string)
+	all, reads := make(map[string]string), make(map[string]string)
 	for _, k := range testSet.AllChildren() {
 		for name, sql := range map[string]string{"create": childCreateSQL, "edit": childEditSQL, "delete": childDeleteSQL,
 			"moderate": childModerateSQL, "lock": childLockSQL, "lock targets": lockTargetsSQL} {
 			all[name+" of "+k.Name] = shapeOf(k).sql(sql)
 		}
+		reads["get "+k.Name] = shapeOf(k).sql(childGetSQL)
 	}
 	for _, e := range testSet.AllEdges() {
+		reads["get "+e.Name] = edgesOf(e.Name, getEdgesSQL)
 		for name, sql := range map[string]string{"remove": removeEdgesSQL, "update": updateEdgesSQL, "lock": lockEdgesSQL} {
 			all[name+" of "+e.Name] = edgesOf(e.Name, sql)
 		}
 	}
-	scan := regexp.MustCompile(`(?:Seq|Index|Index Only|Bitmap Heap) Scan (?:using \S+ )?on (children|edges|)`)
-	key := map[string]string{"children": "child_id = ", "edges": "to_id = "} // the last column
-	if err := postgres.WriteInTenants(ctx, db.Pool(t, postgres.RoleAPI), []int64{1}, 0, func(tx pgx.Tx) (postgres.Landed, error) {
-		for name, sql := range all {
-			lines, err := genericPlan(ctx, tx, sql)
-			if err != nil {
-				return nil, fmt.Errorf("%s: %w", name, err)
-			}
-			for i, line := range lines {
-				if of := scan.FindStringSubmatch(line); of != nil &&
-					(!strings.Contains(lines[i+1], "Index Cond: ") || !strings.Contains(lines[i+1], key[of[1]])) {
-					t.Errorf("%s walks a table or an index:\n%s", name, strings.Join(lines, "\n"))
-				}
-			}
-		}
-		return nil, nil
+	pool := db.Pool(t, postgres.RoleAPI)
+	if err := postgres.WriteInTenants(ctx, pool, []int64{1}, 0, func(tx pgx.Tx) (postgres.Landed, error) {
+		return nil, probing(t, tx, all)
 	}); err != nil {
 		t.Fatal(err)
 	}
+	if err := New(pool, nil).read(ctx, 1, func(tx pgx.Tx) error { return probing(t, tx, reads) }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// probing checks that the plans that PostgreSQL would keep for the statements probe keys.
+func probing(t *testing.T, tx pgx.Tx, all map[string]string) error {
+	t.Helper()
+	scan := regexp.MustCompile(`(?:Seq|Index|Index Only|Bitmap Heap) Scan (?:using \S+ )?on (children|edges|)`)
+	key := map[string]string{"children": "child_id = ", "edges": "to_id = "} // the last column
+	for name, sql := range all {
+		lines, err := genericPlan(t.Context(), tx, sql)
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		for i, line := range lines {
+			if of := scan.FindStringSubmatch(line); of != nil &&
+				(!strings.Contains(lines[i+1], "Index Cond: ") || !strings.Contains(lines[i+1], key[of[1]])) {
+				t.Errorf("%s walks a table or an index:\n%s", name, strings.Join(lines, "\n"))
+			}
+		}
+	}
+	return nil
 }
 
 // genericPlan returns the plan that PostgreSQL would keep for a statement.
@@ -433,6 +445,36 @@ func TestAWriteIsNotPlannedAnew(t *testing.T) {
 		}
 		plannedOnce(t, f.pool, map[string]int{"store.lock_targets": 2 * writes, "store.insert_edges": 2 * writes,
 			"store.lock_edges": writes, "store.update_edges": writes, "store.remove_edges": writes})
+	})
+}
+
+// To plan the statements of a read takes four times as long as to run them.
+func TestAReadIsNotPlannedAnew(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	eachKind(t, func(t *testing.T, f kindFixture) {
+		again := NewChild{Object: "5", AuthorID: "1", Body: "x", Key: "k"}
+		id := f.must(f.create(again)).ID
+		follow := EdgeWrite{Meta: tester, From: "1", To: "2"}
+		for range writes {
+			if _, err := f.GetChild(ctx, 1, f.k, id); err != nil {
+				t.Fatal(err)
+			}
+			if out := f.create(again); !out.Replayed {
+				t.Fatal(out)
+			}
+			if _, err := f.PutEdges(ctx, 1, followKind, []EdgeWrite{follow}); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := f.GetEdge(ctx, 1, followKind, follow.From, follow.To); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := f.GetThread(ctx, 1, f.k, "5"); f.k.Moderated && err != nil {
+				t.Fatal(err)
+			}
+		}
+		plannedOnce(t, f.pool, map[string]int{"store.child_get": writes, "store.child_replay": writes, "store.get_edges": writes,
+			"store.put_edges": writes})
 	})
 }
 

@@ -126,7 +126,7 @@ func narrowed(err error) error {
 }
 
 func (s *Store) read(ctx context.Context, tenant int64, fn func(tx pgx.Tx) error) error {
-	return postgres.InShortTenant(ctx, s.pool, tenant, pgx.TxOptions{AccessMode: pgx.ReadOnly}, fn)
+	return postgres.ProbeInTenant(ctx, s.pool, tenant, fn)
 }
 
 // rounds splits the indexes 0..n-1 for which key reports ok into rounds; a set-based statement

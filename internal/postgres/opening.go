@@ -9,8 +9,8 @@ import (
 )
 
 // opening is a transaction that begins together with its first statement, in one round trip. All
-// writes of a group and all events of a batch wait for its round trips, as a reader does, and each
-// of these wakes a process at both ends. The first call must be Query, QueryRow, Exec, SendBatch or start.
+// writes of a group, all events of a batch and a reader wait for its round trips, and each of these
+// wakes a process at both ends. The first call must be Query, QueryRow, Exec, SendBatch or start.
 type opening struct {
 	pgx.Tx // nil until it begins
 	conn   *pgx.Conn

@@ -261,9 +261,20 @@ const tenantSQL = `SELECT /* postgres.tenant */ set_config('tidings.tenant', $1,
 // InShortTenant is InTenant with a round trip less, as InShortTx. The first statement of fn takes
 // no options (pgx.QueryExecMode).
 func InShortTenant(ctx context.Context, pool *pgxpool.Pool, tenant int64, opts pgx.TxOptions, fn func(tx pgx.Tx) error) error {
+	return inShortTenant(ctx, pool, tenantSQL, tenant, opts, fn)
+}
+
+// ProbeInTenant is InShortTenant for reads that find their rows by an index. PostgreSQL keeps their
+// plans, even those of empty tables.
+func ProbeInTenant(ctx context.Context, pool *pgxpool.Pool, tenant int64, fn func(tx pgx.Tx) error) error {
+	return inShortTenant(ctx, pool, tenantSQL+", "+probes, tenant, pgx.TxOptions{AccessMode: pgx.ReadOnly}, fn)
+}
+
+func inShortTenant(ctx context.Context, pool *pgxpool.Pool, settings string, tenant int64, opts pgx.TxOptions,
+	fn func(tx pgx.Tx) error) error {
 	begin := func(conn *pgx.Conn) (pgx.Tx, error) {
 		o := newOpening(conn, opts)
-		o.begin.Queue(tenantSQL, tenantList([]int64{tenant}))
+		o.begin.Queue(settings, tenantList([]int64{tenant}))
 		return o, nil
 	}
 	return inTx(ctx, pool, opts.AccessMode, begin, fn)
