@@ -97,6 +97,10 @@ type object struct {
 	id     event.ID
 }
 
+func (o object) compare(other object) int {
+	return cmp.Or(cmp.Compare(o.tenant, other.tenant), cmp.Compare(o.id, other.id))
+}
+
 // Apply applies the events to edges, counts and ranks in the caller's transaction. A count changes
 // by the difference between an edge's states before and after the batch. A payload that does not
 // decode is a permanent error. Cost: two to five statements for each kind, for any number of
@@ -210,17 +214,25 @@ func (c *changes) add(k key, attributes json.RawMessage, sign int64) {
 	c.sum(to, attributes, sign)
 }
 
-// freshSQL writes edges at their first version. An edge that is there already is as new or newer.
-// It returns the others, whose objects gain an edge. A new edge goes to a shard of its target
-// (shards.go). Index: edge_lists_pkey, edge_shards_pkey. Locks: the new rows, in key order.
-const freshSQL = `
-INSERT /* followercounts.fresh */ INTO edge_lists
-       (tenant_id, kind, from_id, to_id, active, version, positioned_at, shard_id, filter, attributes)
+// newSQL writes edges at their first version if the projection has none of them. A new edge goes to
+// a shard of its target (shards.go). Index: edge_lists_pkey, edge_shards_pkey. Locks: the new rows,
+// in key order.
+const newSQL = `
+INSERT /* followercounts.new */ INTO edge_lists
+       (tenant_id, kind, from_id, to_id, active, version, positioned_at, shard_id, filter, attributes)` + freshRows
+
+const freshRows = `
 SELECT i.tenant_id, @kind, i.from_id, i.to_id, i.active, i.version, i.positioned_at, i.hash & (coalesce(s.shards, 1) - 1), i.filter,
        i.attributes::jsonb
   FROM ` + edgesArg + `
   LEFT JOIN edge_shards s ON s.tenant_id = i.tenant_id AND s.kind = @kind AND s.object_id = i.to_id
- ORDER BY i.ord
+ ORDER BY i.ord`
+
+// freshSQL is newSQL for edges of which the projection may have some. These are as new or newer. It
+// returns the others, whose objects gain an edge.
+const freshSQL = `
+INSERT /* followercounts.fresh */ INTO edge_lists
+       (tenant_id, kind, from_id, to_id, active, version, positioned_at, shard_id, filter, attributes)` + freshRows + `
     ON CONFLICT DO NOTHING
 RETURNING tenant_id, from_id, to_id`
 
@@ -274,20 +286,51 @@ func (c *changes) write(ctx context.Context, tx pgx.Tx, edges []*edge) error {
 	return nil
 }
 
+// manyEdges is the number of edges from which newSQL pays for its savepoint.
+const manyEdges = 100
+
+// writeFresh writes edges at their first version. The projection has some of them only after a
+// consumer went back, or after a repair. To look for each of many takes a quarter of the time of
+// writing it. So writeFresh first takes all for new, and looks once one is not.
 func (c *changes) writeFresh(ctx context.Context, tx pgx.Tx, edges []*edge) error {
 	if len(edges) == 0 {
 		return nil
 	}
-	rows, _ := tx.Query(ctx, freshSQL, c.edgeArgs(edges))
+	args := c.edgeArgs(edges)
+	if len(edges) >= manyEdges {
+		var q pgx.Batch
+		q.Queue("SAVEPOINT fresh")
+		q.Queue(newSQL, args)
+		q.Queue("RELEASE fresh")
+		err := tx.SendBatch(ctx, &q).Close()
+		if err == nil {
+			for _, e := range edges {
+				c.gain(e)
+			}
+			return nil
+		}
+		if !postgres.IsUnique(err, "") {
+			return err
+		}
+		if _, err := tx.Exec(ctx, "ROLLBACK TO fresh"); err != nil {
+			return err
+		}
+	}
+	rows, _ := tx.Query(ctx, freshSQL, args)
 	var k key
 	_, err := pgx.ForEachRow(rows, []any{&k.tenant, (*string)(&k.from), (*string)(&k.to)}, func() error {
 		at, _ := slices.BinarySearchFunc(edges, &k, func(e *edge, k *key) int { return e.key.compare(k) })
-		if e := edges[at]; e.active {
-			c.add(e.key, e.attributes, 1)
-		}
+		c.gain(edges[at])
 		return nil
 	})
 	return err
+}
+
+// gain adds an edge that the projection did not have.
+func (c *changes) gain(e *edge) {
+	if e.active {
+		c.add(e.key, e.attributes, 1)
+	}
 }
 
 func (c *changes) writeKnown(ctx context.Context, tx pgx.Tx, edges []*edge) error {
@@ -341,9 +384,9 @@ func (c *changes) edgeArgs(edges []*edge) postgres.Args {
 	}
 }
 
-// deltasSQL has the arguments of the statements that change counts, as rows.
-const deltasSQL = `unnest(@tenants::bigint[], @objects::text[], @incoming::bigint[], @outgoing::bigint[]) AS d(tenant_id, ` +
-	`object_id, incoming, outgoing)`
+// deltasSQL has the arguments of the statements that change counts, as rows, in key order.
+const deltasSQL = `unnest(@tenants::bigint[], @objects::text[], @incoming::bigint[], @outgoing::bigint[])
+         WITH ORDINALITY AS d(tenant_id, object_id, incoming, outgoing, ord)`
 
 // holdCountsSQL creates the new objects with their counts, and locks the others, all in key order.
 // It returns the new ones. WHERE false locks a row without writing it. An object that loses an edge
@@ -354,7 +397,7 @@ const holdCountsSQL = `
 INSERT /* followercounts.hold */ INTO edge_counts AS c (tenant_id, kind, object_id, incoming, outgoing)
 SELECT tenant_id, @kind, object_id, greatest(incoming, 0), greatest(outgoing, 0)
   FROM ` + deltasSQL + `
- ORDER BY tenant_id, object_id COLLATE "C"
+ ORDER BY ord
     ON CONFLICT (tenant_id, kind, object_id) DO UPDATE SET updated_at = c.updated_at WHERE false
 RETURNING tenant_id, object_id`
 
@@ -379,7 +422,7 @@ WITH counted AS (
 INSERT /* followercounts.gain */ INTO edge_counts AS c (tenant_id, kind, object_id, incoming, outgoing)
 SELECT tenant_id, @kind, object_id, incoming, outgoing
   FROM ` + deltasSQL + `
- ORDER BY tenant_id, object_id COLLATE "C"
+ ORDER BY ord
     ON CONFLICT (tenant_id, kind, object_id) DO UPDATE
        SET incoming = c.incoming + excluded.incoming, outgoing = c.outgoing + excluded.outgoing, updated_at = now()
 RETURNING c.tenant_id, c.object_id, c.incoming
@@ -430,7 +473,8 @@ func countArgs(kind string, deltas map[object]Counts) postgres.Args {
 	n := len(deltas)
 	tenants, objects := make([]int64, 0, n), make([]string, 0, n)
 	incoming, outgoing := make([]int64, 0, n), make([]int64, 0, n)
-	for o, d := range deltas {
+	for _, o := range slices.SortedFunc(maps.Keys(deltas), object.compare) { // much cheaper here than in the database
+		d := deltas[o]
 		tenants, objects = append(tenants, o.tenant), append(objects, string(o.id))
 		incoming, outgoing = append(incoming, d.Incoming), append(outgoing, d.Outgoing)
 	}

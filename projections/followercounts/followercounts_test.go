@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -110,7 +111,7 @@ func TestStatements(t *testing.T) {
 	for i, sql := range []string{incomingSQL.plain, incomingSQL.attributes, incomingSQL.filtered, outgoingSQL.plain, outgoingSQL.attributes,
 		countsSQL, reachedSQL, relationsSQL, mutualsOfOutgoingSQL, mutualsOfIncomingSQL, edgesSQL, gainCountsSQL, holdCountsSQL,
 		addCountsSQL, edgeRowsSQL, countRowsSQL, windowCountsSQL, dropEdgesSQL, recountSQL, forgetSQL, forgetCountsSQL, leftCountsSQL,
-		freshSQL, aggregatesSQL, readAggregatesSQL, ranksSQL, sumRowsSQL, truthSumsSQL, windowSumsSQL, scoreRowsSQL,
+		freshSQL, newSQL, aggregatesSQL, readAggregatesSQL, ranksSQL, sumRowsSQL, truthSumsSQL, windowSumsSQL, scoreRowsSQL,
 		truthScoresSQL, windowScoresSQL, rankRowsSQL, clearRanksSQL, recountAggregatesSQL, rescoreSQL} {
 		query, _, err := pgx.NamedArgs{}.RewriteQuery(ctx, nil, sql, nil)
 		if err != nil {
@@ -436,6 +437,40 @@ func TestMutualsOfTheCelebratedAreTheBeginningOfTheList(t *testing.T) {
 			}
 			return err
 		})
+	}
+}
+
+// TestManyNewEdges applies batches of many first versions, of which the projection has some, all or
+// none, and checks that new edges go to the shards of their target.
+func TestManyNewEdges(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	ctx := context.Background()
+	projection := Projection{kinds: kinds.Builtin, splitAt: 4}
+	for _, l := range tested {
+		for _, step := range []struct{ first, last int }{{1, 60}, {1, 260}, {1, 260}, {261, 900}} {
+			var events []event.Event
+			for n := step.first; n <= step.last; n++ {
+				version := int64(1)
+				if n%10 == 0 {
+					version = l.versions // an edge that is gone
+				}
+				events = append(events, l.event(1, event.IDOf(1000+n), "1", version))
+			}
+			if err := postgres.InTx(ctx, pool, pgx.TxOptions{},
+				func(tx pgx.Tx) error { return projection.Apply(ctx, tx, events) }); err != nil {
+				t.Fatal(err)
+			}
+			want := map[event.ID]Counts{"1": {Incoming: int64(step.last - step.last/10)}, "1001": {0, 1}, "1059": {0, 1}, "1060": {}}
+			want[event.IDOf(1000+step.last-1)] = Counts{0, 1}
+			if diff := cmp.Diff(want, l.counts(t, pool, 1, slices.Collect(maps.Keys(want))...)); diff != "" {
+				t.Errorf("%s %d to %d (-want +got):\n%s", l.Name, step.first, step.last, diff)
+			}
+		}
+		var shards int
+		if err := pool.QueryRow(ctx, `SELECT count(DISTINCT shard_id) FROM edge_lists WHERE kind = $1 AND from_id > '1260'`,
+			l.Name).Scan(&shards); err != nil || shards < 60 {
+			t.Errorf("many new edges are in %d shards, %v", shards, err)
+		}
 	}
 }
 
