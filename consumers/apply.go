@@ -64,7 +64,8 @@ const BehindAnother = "an earlier event of its aggregate is parked"
 // apply runs the batch in one transaction. It does not stop when ctx ends; its bound is
 // ApplyTimeout. After an error that an event may have caused, it applies the events one by one to
 // find the poison event. After a batch that took too long, the next batches are smaller. apply
-// returns errMoved if another instance moved the offset.
+// returns errMoved if another instance moved the offset, and errLetters if a dead letter lacks its
+// headers.
 func (r *reader) apply(ctx context.Context, stream broker.Stream, b *batch) (err error) {
 	c := r.c
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.cfg.ApplyTimeout)
@@ -74,10 +75,16 @@ func (r *reader) apply(ctx context.Context, stream broker.Stream, b *batch) (err
 		return err
 	}
 	ctx, spans := tracing.From(ctx).ProcessOf(ctx, c.name, r.name, r.partition, len(b.deliveries), b.events)
-	defer func() { spans.End(err) }()
+	defer func() {
+		if !errors.Is(err, errLetters) { // the batch that is read again has the spans
+			spans.End(err)
+		}
+	}()
 	start := time.Now()
 	out, err := r.transact(ctx, stream, b, false)
-	if err != nil && mayBePoison(err) {
+	if err != nil && mayBePoison(err) && !r.letters {
+		err = fmt.Errorf("%w: %w", errLetters, err)
+	} else if err != nil && mayBePoison(err) {
 		c.log.WarnContext(ctx, "a batch failed, applying its events one by one", "stream", r.name, "events", len(b.deliveries), "err", err)
 		out, err = r.transact(ctx, stream, b, true)
 	}
@@ -144,7 +151,8 @@ func checkKnown(e *event.Event) error {
 // mayBePoison reports whether an event may have caused the error, and not the database's own
 // trouble.
 func mayBePoison(err error) bool {
-	return event.IsPermanent(err) || !postgres.IsTransient(err) && !postgres.IsSystemic(err) && !errors.Is(err, errMoved)
+	return event.IsPermanent(err) ||
+		!postgres.IsTransient(err) && !postgres.IsSystemic(err) && !errors.Is(err, errMoved) && !errors.Is(err, errLetters)
 }
 
 // manyEvents is the number of events from which the planner plans each batch; smaller batches share
@@ -222,6 +230,9 @@ func (r *reader) transact(ctx context.Context, stream broker.Stream, b *batch, o
 			if !oneByOne {
 				events = append(events, d.event)
 			}
+		}
+		if len(out.dead) > 0 && !r.letters {
+			return errLetters
 		}
 		if len(events) > 0 {
 			if err := c.projection.Apply(ctx, tx, events); err != nil {

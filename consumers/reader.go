@@ -19,6 +19,10 @@ var (
 	// applied the same events. The other commit remains, this one is rolled back, and the reader
 	// reads the offset again.
 	errMoved = errors.New("consumers: another instance moved the offset")
+	// errLetters reports a batch with a dead letter, which stores the headers of its message. Sessions
+	// drop headers until then: beside the events that wait, they would take 15 MiB. The batch is rolled
+	// back, and the reader reads it again with headers.
+	errLetters = errors.New("consumers: a dead letter needs headers")
 	// errNotYet reports a stream that waits: a predecessor is not applied to its end, or its
 	// successors do not exist.
 	errNotYet = errors.New("consumers: not yet")
@@ -46,6 +50,7 @@ type reader struct {
 	quick     int          // full batches in a row that left most of their time
 	doubt     broker.Doubt // until it is sure that events are lost
 	foreign   bool         // the log already names a message that no relay wrote
+	letters   bool         // a batch had a dead letter, so sessions keep headers
 }
 
 func (c *Consumer) newReader(partition int) *reader {
@@ -65,6 +70,10 @@ func (r *reader) run(ctx context.Context) {
 			failures = 0
 		}
 		if err == nil || ctx.Err() != nil {
+			continue
+		}
+		if errors.Is(err, errLetters) {
+			r.letters = true
 			continue
 		}
 		failures++

@@ -32,7 +32,7 @@ const (
 // delivery is one message of a stream.
 type delivery struct {
 	event   event.Event
-	headers map[string][]string
+	headers map[string][]string // nil unless the session keeps them
 	stored  time.Time
 	size    int
 	more    bool   // farBehind or more messages are pending behind it
@@ -64,6 +64,7 @@ func (b *batch) events(yield func(*event.Event) bool) {
 type session struct {
 	*reader
 	stream   broker.Stream
+	headers  bool      // for dead letters
 	reached  uint64    // the last message that take accepted
 	stored   time.Time // when the stream stored it; the epoch or zero if unknown
 	consumer string    // the JetStream consumer that delivered it; the client replaces it after a failure
@@ -85,7 +86,7 @@ func (r *reader) session(ctx context.Context) (progress bool, err error) {
 	if o, err = r.skipErased(ctx, o, stream); err != nil {
 		return false, unless(ctx, err)
 	}
-	s := &session{reader: r, stream: stream, reached: o.Seq, stored: o.Stored}
+	s := &session{reader: r, stream: stream, headers: r.letters, reached: o.Seq, stored: o.Stored}
 	var g errgroup.Group
 	deliveries, batches := make(chan delivery, readAhead), make(chan *batch)
 	g.Go(func() error {
@@ -225,13 +226,17 @@ func (s *session) take(ctx context.Context, msg jetstream.Msg, meta *jetstream.M
 		}
 	}
 	s.reached, s.stored = seq, meta.Timestamp
-	d = delivery{headers: msg.Headers(), stored: meta.Timestamp, size: len(msg.Data()), more: meta.NumPending >= farBehind}
+	headers := msg.Headers()
+	d = delivery{stored: meta.Timestamp, size: len(msg.Data()), more: meta.NumPending >= farBehind}
+	if s.headers {
+		d.headers = headers
+	}
 	switch {
-	case event.Closes(msg.Subject(), msg.Headers()):
+	case event.Closes(msg.Subject(), headers):
 		d.closing, err = s.successors(ctx, s.stream)
 		d.event.Seq = seq
 		return d, err
-	case !event.Ours(d.headers):
+	case !event.Ours(headers):
 		if !s.foreign {
 			s.foreign = true
 			s.c.log.ErrorContext(ctx, "skipping messages that no relay published", "stream", s.name, "stream_seq", seq, "subject",
@@ -239,7 +244,7 @@ func (s *session) take(ctx context.Context, msg jetstream.Msg, meta *jetstream.M
 		}
 		d.skip = skipForeign
 	default:
-		d.event, d.fault = event.Decode(msg.Subject(), d.headers, msg.Data())
+		d.event, d.fault = event.Decode(msg.Subject(), headers, msg.Data())
 		s.c.classify(&d)
 	}
 	d.event.Stream, d.event.Seq = s.name, seq
