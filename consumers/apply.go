@@ -180,6 +180,11 @@ func planArgs(idle time.Duration, events int) postgres.Args {
 	return postgres.Args{"plans": plans, "idle_ms": strconv.FormatInt(idle.Milliseconds(), 10)}
 }
 
+// lettersSQL reports whether the consumer has dead letters.
+// Index: consumer_dead_letters_aggregate_idx, one row. Locks: none.
+const lettersSQL = `
+SELECT /* consumers.letters */ EXISTS (SELECT FROM consumer_dead_letters WHERE consumer_name = @consumer)`
+
 // parkedSQL finds the parked aggregates by one probe for each, no matter how many dead letters
 // exist. It costs nothing while there are none. Index: consumer_dead_letters_aggregate_idx. Locks:
 // none (a transaction that unparks locks the offset first).
@@ -202,14 +207,13 @@ func (r *reader) transact(ctx context.Context, stream broker.Stream, b *batch, o
 		events := make([]event.Event, 0, len(b.deliveries))
 		for i := range b.deliveries {
 			d := &b.deliveries[i]
-			a := aggregateOf(&d.event)
 			switch {
 			case d.closing != nil:
 				continue
 			case d.skip != "":
 				out.skipped[d.skip]++
 				continue
-			case parked[a]:
+			case len(parked) > 0 && parked[aggregateOf(&d.event)]:
 				out.dead = append(out.dead, deadLetter{d, BehindAnother})
 				continue
 			case d.fault == nil && oneByOne:
@@ -222,7 +226,7 @@ func (r *reader) transact(ctx context.Context, stream broker.Stream, b *batch, o
 				}
 			}
 			if d.fault != nil {
-				parked[a] = true
+				parked[aggregateOf(&d.event)] = true
 				out.dead = append(out.dead, deadLetter{d, d.fault.Error()})
 				continue
 			}
@@ -249,20 +253,11 @@ func (r *reader) transact(ctx context.Context, stream broker.Stream, b *batch, o
 }
 
 // begin moves the offset, which it locks, and then finds which of the batch's aggregates are
-// parked. Nobody can unpark them while the offset is locked.
+// parked. Nobody can unpark them while the offset is locked. Without r.letters, begin asks only
+// whether the consumer has dead letters, and returns errLetters if so.
 func (r *reader) begin(ctx context.Context, tx pgx.Tx, stream broker.Stream, b *batch) (map[aggregate]bool, error) {
 	c := r.c
-	n := len(b.deliveries)
-	tenants, types, ids := make([]int64, 0, n), make([]string, 0, n), make([]event.ID, 0, n)
-	var last aggregate // a run of events of one aggregate asks once
-	for i := range b.deliveries {
-		d := &b.deliveries[i]
-		if a := aggregateOf(&d.event); d.skip == "" && d.closing == nil && a != last {
-			tenants, types, ids = append(tenants, a.tenant), append(types, a.kind), append(ids, a.id)
-			last = a
-		}
-	}
-	var moved bool
+	var moved, letters bool
 	var storedAt *time.Time // of the message at the new offset, if it still exists
 	if len(b.deliveries) > 0 {
 		storedAt = &b.stored
@@ -280,9 +275,8 @@ func (r *reader) begin(ctx context.Context, tx pgx.Tx, stream broker.Stream, b *
 	if b.closing != nil {
 		q.Queue(succeedSQL, succeedArgs(c.name, r.name, b.closing))
 	}
-	if len(ids) > 0 {
-		args := postgres.Args{"consumer": c.name, "tenants": tenants, "types": types, "ids": ids}
-		q.Queue(parkedSQL, args).Query(func(rows pgx.Rows) error {
+	if r.letters {
+		q.Queue(parkedSQL, parkedArgs(c.name, b)).Query(func(rows pgx.Rows) error {
 			var a aggregate
 			_, err := pgx.ForEachRow(rows, []any{&a.tenant, &a.kind, &a.id}, func() error {
 				parked[a] = true
@@ -290,14 +284,32 @@ func (r *reader) begin(ctx context.Context, tx pgx.Tx, stream broker.Stream, b *
 			})
 			return err
 		})
+	} else {
+		q.Queue(lettersSQL, postgres.Args{"consumer": c.name}).QueryRow(func(row pgx.Row) error { return row.Scan(&letters) })
 	}
 	if err := tx.SendBatch(ctx, &q).Close(); err != nil {
 		return nil, fmt.Errorf("move the offset of %s on %s: %w", c.name, r.name, err)
 	}
-	if !moved {
+	switch {
+	case !moved:
 		return nil, errMoved
+	case letters:
+		return nil, errLetters
 	}
 	return parked, nil
+}
+
+func parkedArgs(consumer string, b *batch) postgres.Args {
+	n := len(b.deliveries)
+	tenants, types, ids := make([]int64, 0, n), make([]string, 0, n), make([]event.ID, 0, n)
+	var last aggregate // a run of events of one aggregate asks once
+	for e := range b.events {
+		if a := aggregateOf(e); a != last {
+			tenants, types, ids = append(tenants, a.tenant), append(types, a.kind), append(ids, a.id)
+			last = a
+		}
+	}
+	return postgres.Args{"consumer": consumer, "tenants": tenants, "types": types, "ids": ids}
 }
 
 // try applies events under a savepoint. If an event breaks, try rolls back to the savepoint and

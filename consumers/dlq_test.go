@@ -84,6 +84,33 @@ func (r *rig) notes() []string {
 	return all
 }
 
+// TestAnotherInstanceParksBehindDeadLetters starts an instance after another one has parked an
+// event. A later event of its aggregate is parked with the headers that a retry reads.
+func TestAnotherInstanceParksBehindDeadLetters(t *testing.T) {
+	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
+	var defect bad
+	defect.set("3", 2)
+	projection := logbook{hook: defect.hook}
+	in := r.run(r.system, projection)
+	r.publish(follow("1", "3", 1), follow("1", "3", 2))
+	r.awaitLag(0)
+	in.stop()
+	defect.set("3")
+	r.run(r.system, projection)
+	r.publish(follow("1", "3", 3), follow("1", "35", 1))
+	r.awaitLag(0)
+	r.wantLines([]line{{"1", "3", 1}, {"1", "35", 1}})
+	all := r.letters(consumers.DeadLetterFilter{})
+	if len(all) != 2 || all[1].Error != consumers.BehindAnother {
+		t.Fatalf("dead letters %+v", all)
+	}
+	d := consumers.NewDeadLetters(r.system, projection)
+	if res, err := d.Retry(t.Context(), consumers.DeadLetterRequest{ID: all[0].ID, Actor: "ann"}); err != nil || res.Gone != 2 {
+		t.Errorf("a retry: %+v, %v", res, err)
+	}
+	r.wantLines([]line{{"1", "3", 1}, {"1", "35", 1}, {"1", "3", 2}, {"1", "3", 3}})
+}
+
 func TestARetryAppliesWhatWasParkedInItsOrder(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	var defect bad

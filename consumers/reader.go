@@ -19,10 +19,10 @@ var (
 	// applied the same events. The other commit remains, this one is rolled back, and the reader
 	// reads the offset again.
 	errMoved = errors.New("consumers: another instance moved the offset")
-	// errLetters reports a batch with a dead letter, which stores the headers of its message. Sessions
-	// drop headers until then: beside the events that wait, they would take 15 MiB. The batch is rolled
-	// back, and the reader reads it again with headers.
-	errLetters = errors.New("consumers: a dead letter needs headers")
+	// errLetters reports that the consumer has dead letters, or that the batch may have some. These
+	// store the headers of their messages, which sessions drop until then: they take a tenth of the
+	// processor time. The batch is rolled back, and the reader reads it again with headers.
+	errLetters = errors.New("consumers: dead letters need headers")
 	// errNotYet reports a stream that waits: a predecessor is not applied to its end, or its
 	// successors do not exist.
 	errNotYet = errors.New("consumers: not yet")
@@ -50,7 +50,7 @@ type reader struct {
 	quick     int          // full batches in a row that left most of their time
 	doubt     broker.Doubt // until it is sure that events are lost
 	foreign   bool         // the log already names a message that no relay wrote
-	letters   bool         // a batch had a dead letter, so sessions keep headers
+	letters   bool         // the consumer had dead letters, so sessions keep headers
 }
 
 func (c *Consumer) newReader(partition int) *reader {

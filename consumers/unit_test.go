@@ -19,8 +19,8 @@ import (
 func TestStatements(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	ctx := context.Background()
-	for i, sql := range append(deadTable.Statements(), offsetsSQL, beginSQL, moveSQL, succeedSQL, holdSQL, planSQL, parkedSQL, parkSQL,
-		deadLettersSQL, rebaseSQL, confirmSQL,
+	for i, sql := range append(deadTable.Statements(), offsetsSQL, beginSQL, moveSQL, succeedSQL, holdSQL, planSQL,
+		lettersSQL, parkedSQL, parkSQL, deadLettersSQL, rebaseSQL, confirmSQL,
 		actionsOnEventSQL, positionsSQL, lockOffsetSQL, leftSQL, parkedEventsSQL,
 		removeSQL, keepSQL, pauseSQL, resumeSQL, pausesSQL,
 		notPastSQL, sweepDeadLettersSQL, redactDeadLetterSQL, countErrorsSQL, blankErrorsSQL, forgetSQL, begunSQL, startSQL) {
