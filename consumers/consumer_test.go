@@ -486,19 +486,22 @@ func TestTheDatabasesOwnTroubleIsNotPoison(t *testing.T) {
 }
 
 // TestAnErrorOfTheDatabaseParksNothing fails an event with errors that no event causes, more often
-// than a transaction is repeated.
+// than a transaction is repeated and a batch is read again.
 func TestAnErrorOfTheDatabaseParksNothing(t *testing.T) {
-	for what, code := range map[string]string{"a deadlock": "40P01", "a missing permission": "42501"} {
+	for what, c := range map[string]struct {
+		code  string
+		times int
+	}{"a deadlock": {"40P01", 9}, "a missing permission": {"42501", 4}} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 			failures := 0
 			r.publish(follow("1", "3", 1))
 			r.run(r.system, logbook{hook: func(ctx context.Context, tx pgx.Tx, _ []event.Event) error {
-				if failures++; failures > 7 {
+				if failures++; failures > c.times {
 					return nil
 				}
-				_, err := tx.Exec(ctx, `DO $$ BEGIN RAISE EXCEPTION 'trouble' USING ERRCODE = '`+code+`'; END $$`)
+				_, err := tx.Exec(ctx, `DO $$ BEGIN RAISE EXCEPTION 'trouble' USING ERRCODE = '`+c.code+`'; END $$`)
 				return err
 			}})
 			r.awaitLag(0)
