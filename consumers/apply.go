@@ -203,7 +203,6 @@ func (r *reader) transact(ctx context.Context, stream broker.Stream, b *batch, o
 		if err != nil {
 			return err
 		}
-		c.at("after offsets")
 		events := make([]event.Event, 0, len(b.deliveries))
 		for i := range b.deliveries {
 			d := &b.deliveries[i]
@@ -254,10 +253,10 @@ func (r *reader) transact(ctx context.Context, stream broker.Stream, b *batch, o
 
 // begin moves the offset, which it locks, and then finds which of the batch's aggregates are
 // parked. Nobody can unpark them while the offset is locked. Without r.letters, begin asks only
-// whether the consumer has dead letters, and returns errLetters if so.
+// whether the consumer has dead letters, together with the next statement. Then errMoved, and
+// errLetters if it has some, are errors of the transaction.
 func (r *reader) begin(ctx context.Context, tx pgx.Tx, stream broker.Stream, b *batch) (map[aggregate]bool, error) {
 	c := r.c
-	var moved, letters bool
 	var storedAt *time.Time // of the message at the new offset, if it still exists
 	if len(b.deliveries) > 0 {
 		storedAt = &b.stored
@@ -269,7 +268,10 @@ func (r *reader) begin(ctx context.Context, tx pgx.Tx, stream broker.Stream, b *
 		"consumer": c.name, "key": r.name, "old": int64(b.from), "new": int64(b.to), "stored": b.stored, "created": stream.Created,
 		"closed": b.closing != nil, "stored_at": storedAt,
 	}).Exec(func(tag pgconn.CommandTag) error {
-		moved = tag.RowsAffected() == 1
+		if tag.RowsAffected() != 1 {
+			return errMoved
+		}
+		c.at("after offsets")
 		return nil
 	})
 	if b.closing != nil {
@@ -284,19 +286,19 @@ func (r *reader) begin(ctx context.Context, tx pgx.Tx, stream broker.Stream, b *
 			})
 			return err
 		})
-	} else {
-		q.Queue(lettersSQL, postgres.Args{"consumer": c.name}).QueryRow(func(row pgx.Row) error { return row.Scan(&letters) })
+		if err := tx.SendBatch(ctx, &q).Close(); err != nil {
+			return nil, fmt.Errorf("move the offset of %s on %s: %w", c.name, r.name, err)
+		}
+		return parked, nil
 	}
-	if err := tx.SendBatch(ctx, &q).Close(); err != nil {
-		return nil, fmt.Errorf("move the offset of %s on %s: %w", c.name, r.name, err)
-	}
-	switch {
-	case !moved:
-		return nil, errMoved
-	case letters:
-		return nil, errLetters
-	}
-	return parked, nil
+	q.Queue(lettersSQL, postgres.Args{"consumer": c.name}).QueryRow(func(row pgx.Row) error {
+		var letters bool
+		if err := row.Scan(&letters); err != nil || !letters {
+			return err
+		}
+		return errLetters
+	})
+	return parked, postgres.LaterBatch(ctx, tx, &q)
 }
 
 func parkedArgs(consumer string, b *batch) postgres.Args {

@@ -156,15 +156,15 @@ func admitCommit(ctx context.Context, conn *pgx.Conn) error {
 	return nil
 }
 
-// execute runs the statement of commit.
-func execute(ctx context.Context, conn *pgx.Conn, sql string) (pgconn.CommandTag, error) {
+// execute runs the statements of commit. It returns the result of sql.
+func execute(ctx context.Context, conn *pgx.Conn, last *pgx.Batch, sql string) (tag pgconn.CommandTag, err error) {
 	l := linkOf(conn)
 	if l == nil {
-		return conn.Exec(ctx, sql)
+		return executeLast(ctx, conn, last, sql)
 	}
 	l.committing.Store(true)
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
-	tag, err := conn.Exec(context.WithoutCancel(ctx), sql)
+	tag, err = executeLast(context.WithoutCancel(ctx), conn, last, sql)
 	if !stop() {
 		_ = conn.Close(ctx) // perhaps the answer came first
 	}
@@ -183,11 +183,25 @@ func execute(ctx context.Context, conn *pgx.Conn, sql string) (pgconn.CommandTag
 	return tag, err
 }
 
-// commit runs sql, which ends with COMMIT. If ctx ends first, it closes the connection and leaves
-// the server alone. Any error but that of decided leaves the outcome unknown.
-func commit(ctx context.Context, conn *pgx.Conn, sql string) error {
+// executeLast runs last and sql in one round trip.
+func executeLast(ctx context.Context, conn *pgx.Conn, last *pgx.Batch, sql string) (tag pgconn.CommandTag, err error) {
+	if last == nil || last.Len() == 0 {
+		return conn.Exec(ctx, sql)
+	}
+	last.Queue(sql).Exec(func(t pgconn.CommandTag) error {
+		tag = t
+		return nil
+	})
+	err = conn.SendBatch(ctx, last).Close()
+	return tag, err
+}
+
+// commit runs last, which may be nil, and then sql, which ends with COMMIT. If ctx ends first, it
+// closes the connection and leaves the server alone. Any error but that of decided leaves the
+// outcome unknown.
+func commit(ctx context.Context, conn *pgx.Conn, last *pgx.Batch, sql string) error {
 	takeWarning(conn)
-	tag, err := execute(ctx, conn, sql)
+	tag, err := execute(ctx, conn, last, sql)
 	switch {
 	case err != nil:
 		return err

@@ -2,6 +2,7 @@ package postgres_test
 
 import (
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -64,6 +65,140 @@ func TestAShortTransactionBeginsTogetherWithItsFirstBatch(t *testing.T) {
 	}
 	if n := pool.Stat().NewConnsCount(); n != 1 {
 		t.Errorf("%d connections were opened: a first batch that failed cost one", n)
+	}
+}
+
+// TestLaterStatementsCostNoRoundTrip counts how often the connection writes after it has read.
+func TestLaterStatementsCostNoRoundTrip(t *testing.T) {
+	pool, trips := testkit.RoundTrips(t, testkit.Postgres(t).Pool(t, postgres.RoleOwner))
+	if _, err := pool.Exec(t.Context(), `CREATE TABLE seen (n int)`); err != nil {
+		t.Fatal(err)
+	}
+	later := func(tx pgx.Tx, sql string, read func(row pgx.Row) error) {
+		t.Helper()
+		var b pgx.Batch
+		if q := b.Queue(sql); read != nil {
+			q.QueryRow(read)
+		}
+		if err := postgres.LaterBatch(t.Context(), tx, &b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	insert := func(tx pgx.Tx) {
+		t.Helper()
+		if err := postgres.Later(t.Context(), tx, `INSERT INTO seen VALUES ($1)`, 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	count := func(tx pgx.Tx) (n int, err error) {
+		return n, tx.QueryRow(t.Context(), `SELECT count(*) FROM seen`).Scan(&n)
+	}
+	refuse := errors.New("the function refuses")
+	short := func(fn func(tx pgx.Tx) error) error { return postgres.InShortTx(t.Context(), pool, fn) }
+	for name, c := range map[string]struct {
+		fn    func(tx pgx.Tx) error
+		trips int64 // 0: the copied rows decide
+		rows  int   // that the transaction leaves
+		err   error
+	}{
+		"with the next statement, and with COMMIT": {trips: 2, rows: 2, fn: func(tx pgx.Tx) error {
+			insert(tx)
+			n, err := count(tx)
+			if insert(tx); n != 1 {
+				t.Errorf("the statement sees %d rows, want 1", n)
+			}
+			return err
+		}},
+		"without another statement": {trips: 2, rows: 2, fn: func(tx pgx.Tx) error { insert(tx); insert(tx); return nil }},
+		"before COMMIT, if somebody reads a result": {trips: 3, err: refuse, fn: func(tx pgx.Tx) error {
+			if _, err := count(tx); err != nil {
+				return err
+			}
+			insert(tx)
+			later(tx, `SELECT 1`, func(pgx.Row) error { return refuse })
+			return nil
+		}},
+		"a refusal is the transaction's error, whatever its function returns": {trips: 2, err: refuse, fn: func(tx pgx.Tx) error {
+			insert(tx)
+			later(tx, `SELECT 1`, func(pgx.Row) error { return refuse })
+			if _, err := count(tx); !errors.Is(err, refuse) {
+				t.Errorf("the statement after it returns %v", err)
+			}
+			return nil
+		}},
+		"before a savepoint": {trips: 4, rows: 1, fn: func(tx pgx.Tx) error {
+			insert(tx)
+			savepoint, err := tx.Begin(t.Context())
+			if err != nil {
+				return err
+			}
+			return savepoint.Rollback(t.Context())
+		}},
+		"before the connection is used": {trips: 3, rows: 1, fn: func(tx pgx.Tx) error {
+			insert(tx)
+			_, err := tx.Conn().Exec(t.Context(), `SELECT 1`)
+			return err
+		}},
+		"before rows are copied": {rows: 2, fn: func(tx pgx.Tx) error {
+			insert(tx)
+			_, err := tx.CopyFrom(t.Context(), pgx.Identifier{"seen"}, []string{"n"}, pgx.CopyFromRows([][]any{{2}}))
+			return err
+		}},
+		"before a statement is prepared": {trips: 2, rows: 1, fn: func(tx pgx.Tx) error {
+			insert(tx)
+			_, err := tx.Prepare(t.Context(), "counted", `SELECT count(*) FROM seen`)
+			return err
+		}},
+		"before large objects": {trips: 3, rows: 1, fn: func(tx pgx.Tx) error {
+			insert(tx)
+			objects := tx.LargeObjects()
+			_, err := objects.Create(t.Context(), 0)
+			return err
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for i := range 3 { // the first time the connection prepares the statements
+				if _, err := pool.Exec(t.Context(), `DELETE FROM seen`); err != nil {
+					t.Fatal(err)
+				}
+				before := trips()
+				if err := short(c.fn); !errors.Is(err, c.err) {
+					t.Errorf("the transaction returns %v, want %v", err, c.err)
+				}
+				if n := trips() - before; i > 0 && c.trips > 0 && n != c.trips {
+					t.Errorf("it takes %d round trips, want %d", n, c.trips)
+				}
+				if n, err := pool.Exec(t.Context(), `DELETE FROM seen`); err != nil || int(n.RowsAffected()) != c.rows {
+					t.Errorf("it leaves %d rows, want %d: %v", n.RowsAffected(), c.rows, err)
+				}
+			}
+		})
+	}
+	if err := short(func(tx pgx.Tx) error {
+		insert(tx)
+		later(tx, `SELECT 1/0`, nil)
+		return nil
+	}); err == nil || !strings.Contains(err.Error(), "22012") {
+		t.Errorf("the error of a statement with COMMIT is lost: %v", err)
+	}
+	if err := postgres.InTx(t.Context(), pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		insert(tx)
+		n, err := count(tx)
+		if n != 1 {
+			t.Errorf("another transaction sees %d rows after it, want 1", n)
+		}
+		return err
+	}); err != nil {
+		t.Error(err)
+	}
+	if err := postgres.WriteInTenants(t.Context(), pool, []int64{1}, 0, func(tx pgx.Tx) (postgres.Landed, error) {
+		insert(tx)
+		return nil, nil // then other statements run with COMMIT
+	}); err != nil {
+		t.Errorf("a write that is repeated: %v", err)
+	}
+	if n := pool.Stat().NewConnsCount(); n != 1 {
+		t.Errorf("%d connections were opened: an error cost one", n)
 	}
 }
 

@@ -165,10 +165,14 @@ func InTx(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, fn func(t
 	return inTx(ctx, pool, opts.AccessMode, begin, fn)
 }
 
-// InShortTx is InTx with a round trip less: the transaction begins together with the first
-// statement of fn, which must be the first call of Query, QueryRow, Exec or SendBatch.
+// InShortTx is InTx with fewer round trips: the transaction begins together with the first
+// statement of fn, and Later spares others.
 func InShortTx(ctx context.Context, pool *pgxpool.Pool, fn func(tx pgx.Tx) error) error {
-	begin := func(conn *pgx.Conn) (pgx.Tx, error) { return newOpening(conn, pgx.TxOptions{}), nil }
+	begin := func(conn *pgx.Conn) (pgx.Tx, error) {
+		o := newOpening(conn, pgx.TxOptions{})
+		o.short = true
+		return o, nil
+	}
 	return inTx(ctx, pool, pgx.ReadWrite, begin, fn)
 }
 
@@ -217,7 +221,12 @@ func once(ctx context.Context, pool *pgxpool.Pool, mode pgx.TxAccessMode, begin 
 			err = fmt.Errorf("%w (and rollback: %w)", err, rerr)
 		}
 	}()
-	if landed, err = fn(tx); err == nil {
+	landed, err = fn(tx)
+	var last *pgx.Batch
+	if o, ok := tx.(*opening); ok {
+		last, err = o.end(ctx, err)
+	}
+	if err == nil {
 		err = ctx.Err()
 	}
 	if err != nil {
@@ -227,7 +236,7 @@ func once(ctx context.Context, pool *pgxpool.Pool, mode pgx.TxAccessMode, begin 
 	if landed == nil {
 		end = unwritten
 	}
-	err = commit(ctx, conn.Conn(), end)
+	err = commit(ctx, conn.Conn(), last, end)
 	switch {
 	case err == nil:
 		done = true
@@ -274,7 +283,7 @@ func inShortTenant(ctx context.Context, pool *pgxpool.Pool, settings string, ten
 	fn func(tx pgx.Tx) error) error {
 	begin := func(conn *pgx.Conn) (pgx.Tx, error) {
 		o := newOpening(conn, opts)
-		o.begin.Queue(settings, tenantList([]int64{tenant}))
+		o.waiting.Queue(settings, tenantList([]int64{tenant}))
 		return o, nil
 	}
 	return inTx(ctx, pool, opts.AccessMode, begin, fn)
@@ -329,16 +338,10 @@ func WriteInTenants(ctx context.Context, pool *pgxpool.Pool, tenants []int64, lo
 		lock := rand.Int64() // unique, as far as 63 bits allow: a session that gets this lock knows that the transaction has ended
 		begin := func(conn *pgx.Conn) (pgx.Tx, error) {
 			o := newOpening(conn, pgx.TxOptions{})
-			o.begin.Queue(writeSettingsSQL, tenantList(tenants), IfSet(lockTimeout.Milliseconds()), lock)
+			o.waiting.Queue(writeSettingsSQL, tenantList(tenants), IfSet(lockTimeout.Milliseconds()), lock)
 			return o, nil
 		}
-		landed, err := once(ctx, pool, pgx.ReadWrite, begin, repeatedSQL, func(tx pgx.Tx) (Landed, error) {
-			landed, err := fn(tx)
-			if err == nil {
-				err = tx.(*opening).start(ctx)
-			}
-			return landed, err
-		})
+		landed, err := once(ctx, pool, pgx.ReadWrite, begin, repeatedSQL, fn)
 		if lost, ok := errors.AsType[*lostCommit](err); ok && landed != nil {
 			err = settle(ctx, pool, tenants, lock, landed, lost)
 		}

@@ -117,7 +117,7 @@ func addAggregates(ctx context.Context, tx pgx.Tx, kind string, moved map[aggreg
 		tenants[i], objects[i], attributes[i], values[i] = a.tenant, a.id, a.attribute, a.value
 		counts[i], sums[i] = moved[a].Count, moved[a].Sum
 	}
-	if _, err := tx.Exec(ctx, aggregatesSQL, postgres.Args{"kind": kind, "tenants": tenants, "objects": objects,
+	if err := postgres.Later(ctx, tx, aggregatesSQL, postgres.Args{"kind": kind, "tenants": tenants, "objects": objects,
 		"attributes": attributes, "values": values, "counts": counts, "sums": sums}); err != nil {
 		return fmt.Errorf("change %d aggregates: %w", n, err)
 	}

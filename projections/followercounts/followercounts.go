@@ -442,7 +442,7 @@ func (p Projection) addCounts(ctx context.Context, tx pgx.Tx, kind string, delta
 		return nil
 	}
 	if !losses {
-		if _, err := tx.Exec(ctx, gainCountsSQL, p.splitArgs(countArgs(kind, deltas))); err != nil {
+		if err := postgres.Later(ctx, tx, gainCountsSQL, p.splitArgs(countArgs(kind, deltas))); err != nil {
 			return fmt.Errorf("add to the counts of %d objects: %w", len(deltas), err)
 		}
 		return nil

@@ -109,7 +109,7 @@ func writeRanks(ctx context.Context, tx pgx.Tx, ranks ranking) error {
 			versions[i], objects[i], createdAts[i], visibles[i] = c.Version, &c.Parent, &c.CreatedAt.Time, c.Visible()
 		}
 	}
-	if _, err := tx.Exec(ctx, ranksSQL, postgres.Args{"tenants": tenants, "kinds": names, "children": children, "scores": scores,
+	if err := postgres.Later(ctx, tx, ranksSQL, postgres.Args{"tenants": tenants, "kinds": names, "children": children, "scores": scores,
 		"versions": versions, "objects": objects, "created_ats": createdAts, "visibles": visibles}); err != nil {
 		return fmt.Errorf("write the ranks of %d children: %w", n, err)
 	}

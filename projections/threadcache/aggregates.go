@@ -6,6 +6,8 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/internal/postgres"
 )
 
 // aggregate names a row of child_aggregates.
@@ -59,7 +61,7 @@ func addAggregates(ctx context.Context, tx pgx.Tx, moved map[aggregate]Aggregate
 	if len(counts) == 0 {
 		return nil
 	}
-	if _, err := tx.Exec(ctx, aggregatesSQL, objects.args(pgx.StrictNamedArgs{"attributes": attributes, "counts": counts,
+	if err := postgres.Later(ctx, tx, aggregatesSQL, objects.args(pgx.StrictNamedArgs{"attributes": attributes, "counts": counts,
 		"sums": sums})); err != nil {
 		return fmt.Errorf("change %d aggregates: %w", len(counts), err)
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
 )
 
 // countsSQL changes the counts of the ranges that contain the children, and creates the first
@@ -163,7 +164,7 @@ func (p Projection) split(ctx context.Context, tx pgx.Tx, full ranges) error {
 		sql  string
 		size int
 	}{{splitBucketsSQL, p.bucketSize}, {splitGroupsSQL, p.groupSize}} {
-		if _, err := tx.Exec(ctx, level.sql, full.args(pgx.StrictNamedArgs{"first_ats": full.firstAts, "first_ids": full.firstIDs,
+		if err := postgres.Later(ctx, tx, level.sql, full.args(pgx.StrictNamedArgs{"first_ats": full.firstAts, "first_ids": full.firstIDs,
 			"size": level.size})); err != nil {
 			return fmt.Errorf("split %d buckets or their groups: %w", len(full.tenants), err)
 		}
@@ -194,7 +195,7 @@ func addTotals(ctx context.Context, tx pgx.Tx, changes []change) error {
 		objects.add(o)
 		totals = append(totals, n)
 	}
-	if _, err := tx.Exec(ctx, totalsSQL, objects.args(pgx.StrictNamedArgs{"totals": totals})); err != nil {
+	if err := postgres.Later(ctx, tx, totalsSQL, objects.args(pgx.StrictNamedArgs{"totals": totals})); err != nil {
 		return fmt.Errorf("add to the totals of %d objects: %w", len(fresh), err)
 	}
 	return nil

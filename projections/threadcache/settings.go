@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
 )
 
 // settingsSQL writes the settings that are newer than the projection's.
@@ -32,7 +33,7 @@ func writeSettings(ctx context.Context, tx pgx.Tx, last map[object]event.Thread)
 		versions, titles = append(versions, t.Version), append(titles, t.Title)
 		lockeds, premoderateds = append(lockeds, t.Locked), append(premoderateds, t.Premoderate)
 	}
-	if _, err := tx.Exec(ctx, settingsSQL, objects.args(pgx.StrictNamedArgs{
+	if err := postgres.Later(ctx, tx, settingsSQL, objects.args(pgx.StrictNamedArgs{
 		"lockeds": lockeds, "premoderateds": premoderateds, "titles": titles, "versions": versions,
 	})); err != nil {
 		return fmt.Errorf("write the settings of %d threads: %w", len(last), err)

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/kinds"
 )
 
@@ -341,7 +342,7 @@ func addDescendants(ctx context.Context, tx pgx.Tx, changes []change) error {
 	if len(moved) == 0 {
 		return nil
 	}
-	if _, err := tx.Exec(ctx, descendantsSQL, objects.args(pgx.StrictNamedArgs{"paths": paths, "deltas": moved})); err != nil {
+	if err := postgres.Later(ctx, tx, descendantsSQL, objects.args(pgx.StrictNamedArgs{"paths": paths, "deltas": moved})); err != nil {
 		return fmt.Errorf("change the visible descendants of %d children: %w", len(moved), err)
 	}
 	return nil
