@@ -116,6 +116,35 @@ func TestWhenABatchIsHandedOver(t *testing.T) {
 	}
 }
 
+// TestEventsOneByOneWaitForNoOthers takes batches at once. After a batch of one event, the next
+// event does not wait. After a larger batch it does.
+func TestEventsOneByOneWaitForNoOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &reader{c: &Consumer{cfg: Config{BatchBytes: 1 << 40}}}
+		r.limit.Store(100)
+		deliveries, batches := make(chan delivery, 10), make(chan *batch)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go (&session{reader: r}).collect(ctx, 0, deliveries, batches)
+		seq := uint64(0)
+		for i, step := range []struct {
+			events int
+			wait   time.Duration
+		}{{1, quiet}, {1, 0}, {1, 0}, {3, 0}, {1, quiet}, {1, 0}} {
+			for range step.events {
+				seq++
+				deliveries <- delivery{event: event.Event{Seq: seq}}
+			}
+			start := time.Now()
+			synctest.Wait() // the batch has them
+			b := <-batches
+			if took := time.Since(start); took != step.wait || len(b.deliveries) != step.events {
+				t.Errorf("batch %d has %d events after %s; want %d after %s", i, len(b.deliveries), took, step.events, step.wait)
+			}
+		}
+	})
+}
+
 func TestABatchThatTookTooLongIsHalvedAndGrowsAgain(t *testing.T) {
 	r := &reader{c: &Consumer{cfg: Config{BatchEvents: 100, ApplyTimeout: time.Minute}}}
 	r.limit.Store(100)
