@@ -3,6 +3,7 @@ package consumers
 import (
 	"context"
 	"fmt"
+	"runtime/debug"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -65,6 +66,24 @@ func TestManyDeadLettersDoNotSlowABatch(t *testing.T) {
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+func TestAConsumersProcessCollectsLess(t *testing.T) {
+	percent := func() int {
+		now := debug.SetGCPercent(100)
+		debug.SetGCPercent(now)
+		return now
+	}
+	before := percent()
+	t.Cleanup(func() { debug.SetGCPercent(before) })
+	for set, want := range map[string]int{"": 200, "100": 100} {
+		t.Setenv("GOGC", set)
+		debug.SetGCPercent(100)
+		CollectLess()
+		if got := percent(); got != want {
+			t.Errorf("with GOGC=%q the percentage is %d, want %d", set, got, want)
+		}
 	}
 }
 

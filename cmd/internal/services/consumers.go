@@ -6,6 +6,7 @@ import (
 	"github.com/sethvargo/go-envconfig"
 
 	"github.com/tidings/tidings/cmd/internal/projector"
+	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections"
@@ -22,6 +23,7 @@ type followerCountsConfig struct {
 // FollowerCounts runs the consumer that keeps the counts and lists of edges of every kind (follows,
 // likes). Any number of processes may run at once.
 func FollowerCounts() {
+	consumers.CollectLess()
 	daemon.Main(followercounts.Name, func(ctx context.Context, env envconfig.Lookuper) error {
 		var cfg followerCountsConfig
 		if err := daemon.Configure(ctx, env, &cfg); err != nil {
@@ -39,6 +41,7 @@ type threadCacheConfig struct {
 // ThreadCache runs the consumer that keeps the threads of children. Any number of processes may run
 // at once.
 func ThreadCache() {
+	consumers.CollectLess()
 	daemon.Main(threadcache.Name, func(ctx context.Context, env envconfig.Lookuper) error {
 		var cfg threadCacheConfig
 		if err := daemon.Configure(ctx, env, &cfg); err != nil {
@@ -58,6 +61,7 @@ type archiverConfig struct {
 // the outbox's gauges, so they remain visible if every relay is dead. Any number of processes may
 // run at once.
 func Archiver() {
+	consumers.CollectLess()
 	daemon.Main(history.Name, func(ctx context.Context, env envconfig.Lookuper) error {
 		var cfg archiverConfig
 		if err := daemon.Configure(ctx, env, &cfg); err != nil {

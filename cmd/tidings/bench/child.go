@@ -119,6 +119,7 @@ func (cfg childConfig) runRelay(ctx context.Context, pool *pgxpool.Pool, reg *pr
 }
 
 func (cfg childConfig) runConsumer(ctx context.Context, pool *pgxpool.Pool, reg *prometheus.Registry, p consumers.Projection) error {
+	consumers.CollectLess()
 	nc, js, err := broker.Open(cfg.Broker, p.Name(), slog.Default())
 	if err != nil {
 		return err

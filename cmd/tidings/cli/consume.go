@@ -11,6 +11,7 @@ import (
 
 	"github.com/tidings/tidings/cmd/internal/fleet"
 	"github.com/tidings/tidings/cmd/internal/projector"
+	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections"
@@ -49,6 +50,7 @@ followercounts.`,
 				return nil, &usageError{err}
 			}
 			defer stop()
+			consumers.CollectLess()
 			return nil, daemon.Alone(ctx, consumer, cfg.OpsAddr,
 				projector.Part(cfg.Projector, func(now func() *kinds.Set) projections.Projection {
 					return fleet.Projections(now)[slices.Index(fleet.Names(), consumer)]
