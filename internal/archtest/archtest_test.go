@@ -116,7 +116,7 @@ var rules = []rule{
 		may: []string{"ops/*", "store", "outbox", "outbox/*", "relay", "consumers", "projections", "projections/history", "migrations",
 			"kinds", "kinds/catalog", "kinds/declared", "kinds/upstreams", "event", "internal/*"}},
 
-	{pkg: "internal/broker", may: []string{"event", "internal/work"}, libs: []string{nats}}, // event: the subjects
+	{pkg: "internal/broker", may: []string{"event", "internal/socket", "internal/work"}, libs: []string{nats}}, // event: the subjects
 	{pkg: "internal/brokermetrics", may: []string{"internal/broker"}, libs: []string{nats}},
 	{pkg: "internal/histogram"},
 	{pkg: "internal/natsserver", libs: []string{nats, srv}}, // the only one that may import the server

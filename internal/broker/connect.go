@@ -5,13 +5,27 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/url"
 	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/tidings/tidings/internal/socket"
 )
+
+// dialer opens quiet connections.
+type dialer struct{ net.Dialer }
+
+func (d dialer) Dial(network, address string) (net.Conn, error) {
+	conn, err := d.Dialer.Dial(network, address)
+	if err != nil {
+		return nil, err
+	}
+	return socket.Quiet(conn), nil
+}
 
 // Connect returns a connection named name that retries forever in the background, even if no server
 // is available at the start. It buffers nothing while it is down: a publish then fails at once, and
@@ -29,6 +43,7 @@ func Connect(cfg Config, name string, log *slog.Logger, opts ...nats.Option) (*n
 	all := []nats.Option{
 		nats.Name("tidings " + name),
 		nats.Timeout(cfg.Timeout),
+		nats.SetCustomDialer(dialer{net.Dialer{Timeout: cfg.Timeout}}),
 		nats.RetryOnFailedConnect(true),
 		nats.MaxReconnects(-1),
 		nats.IgnoreAuthErrorAbort(), // otherwise two refusals by one server close the connection

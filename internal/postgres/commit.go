@@ -84,7 +84,7 @@ func watch(pc *pgxpool.Config) {
 			return nil, err
 		}
 		socket.DropLost(conn, lostAfter)
-		return &link{Conn: conn, pool: c}, nil
+		return &link{Conn: socket.Quiet(conn), pool: c}, nil
 	}
 	connected := pc.AfterConnect
 	pc.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {

@@ -2,6 +2,7 @@ package postgres
 
 import (
 	"net"
+	"syscall"
 	"testing"
 	"time"
 
@@ -27,7 +28,7 @@ func TestAPoolsConnectionsDoNotOutliveTheirServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	raw, err := c.(*link).Conn.(*net.TCPConn).SyscallConn()
+	raw, err := c.(*link).Conn.(syscall.Conn).SyscallConn()
 	if err != nil {
 		t.Fatal(err)
 	}
