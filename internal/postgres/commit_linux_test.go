@@ -22,7 +22,7 @@ func TestAPoolsConnectionsDoNotOutliveTheirServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	watch(pc)
+	watch(pc, true)
 	c, err := pc.ConnConfig.DialFunc(t.Context(), "tcp", l.Addr().String())
 	if err != nil {
 		t.Fatal(err)
