@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -36,6 +37,7 @@ type Round struct {
 	Open                []Open  // transactions that may still add rows up to Above, lowest first
 	InFlight            []int64 // rows of the publish in progress, which the claim skips; ascending except for due rows
 	Limit               int     // rows to claim; 0 claims none
+	Few                 bool    // few rows are expected: without Open and InFlight, claim 64 at most, in less time
 	Due                 bool    // also claim delayed rows that are due
 	MaxBytes            int     // payload bytes to claim, approximately
 	MaxMessage          int     // payload bytes; the claim leaves a larger payload out (Row.Oversize)
@@ -131,13 +133,7 @@ WITH begins AS MATERIALIZED (
 sizes AS MATERIALIZED (
   SELECT id, CASE WHEN payload_bytes <= @max_message THEN payload_bytes ELSE 0 END AS size FROM outbox_messages
    WHERE id > @lowest::bigint AND id > (SELECT above FROM begins) AND ` + freshSQL + ` ORDER BY id LIMIT @limit)
-SELECT /* outbox.claim */ ` + rowColumns + `,
-       CASE WHEN (SELECT EXISTS (SELECT FROM outbox_messages WHERE delayed)) THEN
-         coalesce((SELECT d.id FROM outbox_messages d
-                    WHERE d.tenant_id = m.tenant_id AND d.aggregate_type = m.aggregate_type AND d.aggregate_id = m.aggregate_id
-                      AND d.id < m.id AND d.delayed
-                    ORDER BY d.tenant_id DESC, d.aggregate_type DESC, d.aggregate_id DESC, d.id DESC LIMIT 1), 0)
-       ELSE 0 END,
+SELECT /* outbox.claim */ ` + rowColumns + `, ` + behindSQL + `,
        (SELECT sum(size) > @max_bytes FROM sizes)
   FROM outbox_messages m
  WHERE id > @lowest::bigint AND id > (SELECT above FROM begins) AND ` + freshSQL + `
@@ -146,8 +142,34 @@ SELECT /* outbox.claim */ ` + rowColumns + `,
                   WHERE upto - size <= @max_bytes) END FROM sizes)
  ORDER BY id`
 
+// behindSQL is the last delayed row ahead of m in its aggregate, or 0.
+const behindSQL = `CASE WHEN (SELECT EXISTS (SELECT FROM outbox_messages WHERE delayed)) THEN
+         coalesce((SELECT d.id FROM outbox_messages d
+                    WHERE d.tenant_id = m.tenant_id AND d.aggregate_type = m.aggregate_type AND d.aggregate_id = m.aggregate_id
+                      AND d.id < m.id AND d.delayed
+                    ORDER BY d.tenant_id DESC, d.aggregate_type DESC, d.aggregate_id DESC, d.id DESC LIMIT 1), 0)
+       ELSE 0 END`
+
+// fewSQL is claimSQL for few rows, while no transaction is open and no row in flight. It takes half
+// of the time, because it reads no sizes first. Instead it leaves out each payload that takes more
+// than its share of the round.
+//
+// Index: outbox_messages_pkey, one range; while any row is delayed, outbox_messages_held_idx, one
+// probe per row. Locks: none.
+const fewSQL = `
+SELECT /* outbox.claim_few */ ` + rowColumns + `, ` + behindSQL + `, false
+  FROM outbox_messages m
+ WHERE id > @above::bigint AND ` + pendingSQL + `
+ ORDER BY id LIMIT @limit`
+
+// fewRows is the most rows of a claim of few.
+const fewRows = 64
+
+// pendingSQL is the condition for pending rows of a partition that are not delayed.
+const pendingSQL = `processed_at IS NULL AND NOT delayed AND slot BETWEEN @first AND @last`
+
 // freshSQL is the condition for pending rows that a claim takes.
-const freshSQL = `processed_at IS NULL AND NOT delayed AND slot BETWEEN @first AND @last
+const freshSQL = pendingSQL + `
    AND (id > @in_flight_to::bigint OR id NOT IN (SELECT unnest(@in_flight::bigint[])))`
 
 // stateSQL reads the partition's stored tail after the claim. A claim misses a row that another
@@ -213,6 +235,9 @@ func Exchange(ctx context.Context, pool *pgxpool.Pool, r Round) (Claimed, error)
 		standbys bool
 	)
 	claim, due := r.args()
+	if r.Few && len(r.Open) == 0 && len(r.InFlight) == 0 {
+		take.few = min(r.Limit, fewRows)
+	}
 	b.Queue(beginRoundSQL).QueryRow(func(row pgx.Row) error {
 		return row.Scan(&c.Sample.LastID, &c.Xmax, &c.Running, &standbys, nil, nil, nil, nil, nil)
 	})
@@ -222,7 +247,11 @@ func Exchange(ctx context.Context, pool *pgxpool.Pool, r Round) (Claimed, error)
 	if r.Due {
 		b.Queue(dueSQL, due).Query(take.dueRows)
 	}
-	if r.Limit > 0 {
+	switch {
+	case take.few > 0:
+		b.Queue(fewSQL, postgres.Args{"above": r.Above, "first": r.FirstSlot, "last": r.LastSlot, "limit": take.few,
+			"max_message": r.MaxBytes / fewRows}).Query(take.freshRows)
+	case r.Limit > 0:
 		b.Queue(claimSQL, claim).Query(take.freshRows)
 	}
 	b.Queue(stateSQL, postgres.Args{"partition": r.Partition}).QueryRow(func(row pgx.Row) error {
@@ -282,6 +311,7 @@ func (r *Row) Aggregate() Aggregate { return Aggregate{r.TenantID, r.AggregateTy
 type taking struct {
 	c      *Claimed
 	r      *Round
+	few    int                 // the limit of a claim of few rows; 0 for another claim
 	due    []Row               // publishable, unless fresh has an earlier row of the aggregate or such a row was not read
 	fresh  []Row               // publishable
 	before map[Aggregate]int64 // for each aggregate in due, the first pending row that was read; 0 if none
@@ -329,13 +359,21 @@ func (t *taking) freshRows(rows pgx.Rows) error {
 		row    columns
 		behind int64
 		full   bool
+		left   bool
 		read   int
 	)
 	_, err := pgx.ForEachRow(rows, row.fields(&behind, &full), func() error {
 		if row.OutboxID <= t.last {
 			return errors.New("the rows came out of order")
 		}
+		if left { // a claim of few left a payload out
+			return nil
+		}
 		t.last = row.OutboxID
+		if left = t.few > 0 && row.Oversize > 0; left {
+			c.Leave(row.OutboxID)
+			return nil
+		}
 		read++
 		key := row.Aggregate()
 		if first, is := t.before[key]; is && first == 0 {
@@ -349,7 +387,7 @@ func (t *taking) freshRows(rows pgx.Rows) error {
 		}
 		return nil
 	})
-	if t.cut = read == t.r.Limit || full; t.cut {
+	if t.cut = read == cmp.Or(t.few, t.r.Limit) || full || left; t.cut {
 		c.Leave(t.last + 1)
 	}
 	c.More = c.More || t.cut

@@ -22,14 +22,38 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// exchange carries out a round about partition 0. Limits that the round leaves at 0 become large.
+// exchange carries out a round about partition 0. Limits that the round leaves at 0 become large. A
+// round without a mark changes nothing, so exchange compares it with a claim of few rows.
 func exchange(t *testing.T, pool *pgxpool.Pool, r Round) Claimed {
 	t.Helper()
 	c, err := Exchange(t.Context(), pool, withRoom(r))
 	if err != nil {
 		t.Fatal(err)
 	}
+	if r.Mark == nil && !r.Few {
+		r.Few = true
+		checkFew(t, exchange(t, pool, r), c)
+	}
 	return c
+}
+
+// checkFew checks a claim of few rows: it has the first rows of the other claim, and leaves the
+// others to a later one.
+func checkFew(t *testing.T, few, all Claimed) {
+	t.Helper()
+	n := len(few.Rows)
+	if n > len(all.Rows) || !slices.Equal(claimedIDs(few), claimedIDs(all)[:n]) {
+		t.Errorf("a claim of few takes %v, want the first rows of %v", claimedIDs(few), claimedIDs(all))
+		return
+	}
+	left := slices.MinFunc(append(slices.Clone(all.Rows[n:]), Row{Event: event.Event{OutboxID: math.MaxInt64}}),
+		func(a, b Row) int { return cmp.Compare(a.OutboxID, b.OutboxID) }).OutboxID
+	if n < len(all.Rows) && !few.More || few.Upto >= left && left < math.MaxInt64 || few.Upto > all.Upto || all.More && !few.More {
+		t.Errorf("a claim of few leaves %d and more; it says that nothing is left up to %d, and more: %t", left, few.Upto, few.More)
+	}
+	if !slices.Equal(few.Held, all.Held[:min(len(few.Held), len(all.Held))]) || !few.More && len(few.Held) != len(all.Held) {
+		t.Errorf("a claim of few holds %v, want %v", few.Held, all.Held)
+	}
 }
 
 func withRoom(r Round) Round {
@@ -108,6 +132,39 @@ func TestAClaimIsBoundedByRowsAndBytesWithoutGaps(t *testing.T) {
 				if r.OutboxID != got.Rows[0].OutboxID+int64(i) {
 					t.Errorf("row %d has id %d: an earlier row is missing", i, r.OutboxID)
 				}
+			}
+		})
+	}
+}
+
+// TestAClaimOfFewRows: it ends before a payload that takes more than its share, and at fewRows. The
+// next claim takes what it left. While a transaction is open, another claim takes all.
+func TestAClaimOfFewRows(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	var in []event.Event
+	for range fewRows + 1 {
+		in = append(in, newEvent("1", `1`))
+	}
+	in = append(in, newEvent("1", `"`+strings.Repeat("x", 1000)+`"`), newEvent("1", `2`), newEvent("2", `2`))
+	in = appendRows(t, pool, in...)
+	few := Round{Few: true, MaxBytes: fewRows * 900}
+	for name, c := range map[string]struct {
+		from, want int
+		more       bool
+		open       []Open
+	}{
+		"to its limit":           {0, fewRows, true, nil},
+		"to the large payload":   {2, fewRows - 1, true, nil},
+		"from the large payload": {fewRows + 1, 0, true, nil},
+		"after it":               {fewRows + 2, 2, false, nil},
+		"beside a transaction":   {0, len(in), false, []Open{{1 << 40, 0}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := few
+			r.Above, r.Open = in[c.from].OutboxID-1, c.open
+			got := exchange(t, pool, r)
+			if len(got.Rows) != c.want || got.More != c.more {
+				t.Errorf("it takes %d rows, more: %t; want %d, %t", len(got.Rows), got.More, c.want, c.more)
 			}
 		})
 	}
@@ -498,6 +555,7 @@ func TestPlans(t *testing.T) {
 				prunes bool
 			}{
 				"claim":       {claimSQL, 102, "_95001_pkey", true}, // sizes and rows
+				"claim few":   {fewSQL, 51, "_95001_pkey", true},
 				"due":         {dueSQL, 10, "_available_at_id_idx", false},
 				"stats":       {statsSQL, 2500, "_95001_pkey", false},
 				"below floor": {belowFloorSQL, 1000, "_95001_pkey", true},

@@ -46,7 +46,7 @@ func TestStatements(t *testing.T) {
 	for name, sql := range map[string]string{
 		"append": appendSQL, "append JSON": appendJSONSQL,
 		"begin round": beginRoundSQL, "walk": walkSQL, "appended": appendedSQL, "below floor": belowFloorSQL,
-		"claim": claimSQL, "due": dueSQL, "state": stateSQL, "park": parkSQL,
+		"claim": claimSQL, "claim few": fewSQL, "due": dueSQL, "state": stateSQL, "park": parkSQL,
 		"unpark": unparkSQL, "fail": failSQL, "mark": markSQL, "caught up": caughtUpSQL, "partitions": partitionsSQL,
 		"positions": positionsSQL, "bind": bindSQL, "close": closeSQL,
 		"lock partitions": lockPartitionsSQL, "closing": closingSQL, "add partition": addPartitionSQL, "stats": statsSQL, "slots": slotsSQL,

@@ -31,6 +31,7 @@ type writer struct {
 	horizon    horizon
 	checkedTo  int64                     // BelowFloor has checked up to this id
 	limit      int                       // rows of the next claim: fewer while payloads are large
+	few        bool                      // the last claim had few rows, and no more were pending
 	failures   int                       // in a row
 	refusals   int                       // of the failures, publishes that a healthy broker refused
 	failing    time.Time                 // time of the first of these failures
@@ -289,6 +290,7 @@ func (w *writer) exchange(ctx context.Context, publishing []outbox.Row, mark *ou
 	}
 	r.Above, r.Open = w.horizon.begin()
 	if claim {
+		r.Few = w.few
 		if r.Limit = w.limit; w.refusals >= maxRefusals {
 			r.Limit = 1 // to find out whether the broker refuses this row
 		}
@@ -329,7 +331,10 @@ func (w *writer) exchange(ctx context.Context, publishing []outbox.Row, mark *ou
 		return c, w.tailMoved(c.Tail)
 	}
 	if claim {
-		w.adaptLimit(&c)
+		if !r.Few {
+			w.adaptLimit(&c)
+		}
+		w.few = !c.More && len(c.Rows) < pipelineFrom
 	}
 	return c, nil
 }

@@ -86,6 +86,26 @@ func TestOfTwoWritersOfAPartitionOnePublishes(t *testing.T) {
 	}
 }
 
+// TestAWriterClaimsFewRowsAfterFew: after a claim of few rows, a writer claims at most
+// pipelineFrom, whatever it expects of payloads. If it finds more, it claims as many as it may.
+func TestAWriterClaimsFewRowsAfterFew(t *testing.T) {
+	t.Parallel()
+	pool, b := testkit.Postgres(t).Pool(t, postgres.RoleSystem), testkit.NATS(t)
+	w := caughtUp(t, newRelay(t, pool, b))
+	for i, want := range []struct{ add, rows int }{{2, 2}, {0, 2}, {pipelineFrom, pipelineFrom}, {0, pipelineFrom + 2},
+		{0, pipelineFrom + 2}} {
+		for range want.add {
+			insertRow(t, pool, 1, "created", `{"version": 1}`)
+		}
+		if n := len(claims(t, w).Rows); n != want.rows {
+			t.Errorf("claim %d has %d rows, want %d", i, n, want.rows)
+		}
+		if w.limit != w.cfg.BatchSize {
+			t.Errorf("after claim %d the limit is %d, want %d", i, w.limit, w.cfg.BatchSize)
+		}
+	}
+}
+
 // TestAWriterReadsTheStreamAfterARefusedPublish lets another writer publish the rows that a running
 // one has claimed.
 func TestAWriterReadsTheStreamAfterARefusedPublish(t *testing.T) {
