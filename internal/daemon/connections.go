@@ -79,7 +79,7 @@ func (l *connections) Accept() (net.Conn, error) {
 		if encrypted, ok := c.(*tls.Conn); ok { // the HTTP server needs to see the type *tls.Conn
 			bare = encrypted.NetConn()
 		} else {
-			c = &plainConn{Conn: c}
+			c = &plainConn{Conn: socket.Quiet(c)}
 		}
 		// Otherwise the kernel keeps up to some megabytes for a client that does not read.
 		if sized, ok := bare.(interface{ SetWriteBuffer(bytes int) error }); ok {

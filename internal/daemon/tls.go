@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tidings/tidings/internal/socket"
 )
 
 // Encrypt returns l with TLS 1.2 or newer, for HTTP/1.1 and HTTP/2. The certificate chain and the
@@ -24,11 +26,22 @@ func Encrypt(l net.Listener, certFile, keyFile string, log *slog.Logger) (net.Li
 	if err := c.load(); err != nil {
 		return nil, err
 	}
-	return tls.NewListener(l, &tls.Config{
+	return tls.NewListener(quietListener{l}, &tls.Config{
 		MinVersion:     tls.VersionTLS12,
 		NextProtos:     []string{"h2", "http/1.1"},
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return c.current(), nil },
 	}), nil
+}
+
+// quietListener returns quiet connections.
+type quietListener struct{ net.Listener }
+
+func (l quietListener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return socket.Quiet(c), nil
 }
 
 // certificate is the last good content of the two files.

@@ -74,8 +74,8 @@ type commits struct {
 const lostAfter = 30 * time.Second
 
 // watch makes the connections of the pool notice a COMMIT that did not wait, and never cancel one.
-// It also makes them notice that the network has lost them. Quiet ones are those of socket.Quiet.
-func watch(pc *pgxpool.Config, quiet bool) {
+// It also makes them notice that the network has lost them.
+func watch(pc *pgxpool.Config) {
 	c := &commits{most: int(pc.MaxConns)}
 	dial := pc.ConnConfig.DialFunc
 	pc.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -84,10 +84,7 @@ func watch(pc *pgxpool.Config, quiet bool) {
 			return nil, err
 		}
 		socket.DropLost(conn, lostAfter)
-		if quiet {
-			conn = socket.Quiet(conn)
-		}
-		return &link{Conn: conn, pool: c}, nil
+		return &link{Conn: socket.Quiet(conn), pool: c}, nil
 	}
 	connected := pc.AfterConnect
 	pc.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {

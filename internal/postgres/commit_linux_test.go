@@ -10,25 +10,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestAPoolsConnectionsDoNotOutliveTheirServer: package socket tests the effect.
-func TestAPoolsConnectionsDoNotOutliveTheirServer(t *testing.T) {
-	t.Parallel()
+// dialed returns a connection of a pool, to a server that does not answer.
+func dialed(t *testing.T) *link {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
+	t.Cleanup(func() { _ = l.Close() })
 	pc, err := pgxpool.ParseConfig("")
 	if err != nil {
 		t.Fatal(err)
 	}
-	watch(pc, true)
+	watch(pc)
 	c, err := pc.ConnConfig.DialFunc(t.Context(), "tcp", l.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close()
-	raw, err := c.(*link).Conn.(syscall.Conn).SyscallConn()
+	t.Cleanup(func() { _ = c.Close() })
+	return c.(*link)
+}
+
+// TestAPoolsConnectionsDoNotOutliveTheirServer: package socket tests the effect.
+func TestAPoolsConnectionsDoNotOutliveTheirServer(t *testing.T) {
+	t.Parallel()
+	raw, err := dialed(t).Conn.(syscall.Conn).SyscallConn()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -124,7 +124,7 @@ func OpenWith(ctx context.Context, url string, cfg Config, role Role, name strin
 	maps.Copy(params, settings)
 	pc.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error { return prove(ctx, conn, role, params) }
 	pc.PrepareConn = limitLockWait
-	watch(pc, role != RoleAPI) // an API serves many connections at once, so quiet ones save it nothing
+	watch(pc)
 	pool, err := pgxpool.NewWithConfig(ctx, pc)
 	if err != nil {
 		return nil, fmt.Errorf("open pool: %w", err)

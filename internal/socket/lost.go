@@ -2,6 +2,7 @@ package socket
 
 import (
 	"net"
+	"syscall"
 	"time"
 )
 
@@ -10,11 +11,18 @@ import (
 // are probes: three of them, so that a single packet that the network loses ends none. Otherwise
 // the kernel would try for 15 minutes, also after the connection was closed.
 func DropLost(c net.Conn, after time.Duration) {
-	tcp, ok := c.(*net.TCPConn)
+	tcp, ok := c.(interface {
+		SetKeepAliveConfig(net.KeepAliveConfig) error
+		SyscallConn() (syscall.RawConn, error)
+	})
 	if !ok {
 		return
 	}
 	// On an error the peer has gone.
 	_ = tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: after / 2, Interval: after / 6, Count: 3})
-	limitUnacknowledged(tcp, after)
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return // it is closed
+	}
+	limitUnacknowledged(raw, after)
 }

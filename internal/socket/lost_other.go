@@ -3,9 +3,9 @@
 package socket
 
 import (
-	"net"
+	"syscall"
 	"time"
 )
 
 // limitUnacknowledged does nothing: only Linux has such a limit for one connection.
-func limitUnacknowledged(*net.TCPConn, time.Duration) {}
+func limitUnacknowledged(syscall.RawConn, time.Duration) {}
