@@ -108,7 +108,7 @@ func TestATakenSlugIsReplaced(t *testing.T) {
 	t.Parallel()
 	db := testkit.Postgres(t)
 	s := New(db.Pool(t, postgres.RoleAPI), nil)
-	next := []string{"aaaaaaaa", "aaaaaaaa", "bbbbbbbb", "aaaaaaaa", "cccccccc"}
+	next := []string{"aaaaaaaa", "aaaaaaaa", "bbbbbbbb", "aaaaaaaa", "cccccccc", "bbbbbbbb"}
 	s.slug = func() string {
 		slug := next[0]
 		next = next[1:]
