@@ -26,10 +26,11 @@ var ErrOverloaded = errors.New("store: too many writes are waiting")
 const (
 	// maxRunning is how many groups of a tenant run at once if busy writes wait, and no other
 	// tenant: while one commits, the next one works.
-	maxRunning, busy = 2, 8
+	maxRunning, busy = 2, 12
 	// patience is how long a group waits for those under way to end, when there is one for each
-	// processor. They are larger for it, and PostgreSQL works less per write. After that time the
-	// others are slow, and it runs beside them.
+	// second processor, or, if busy writes wait, one for each. Groups are larger for it, and
+	// PostgreSQL works less per write. After that time the others are slow, and it runs beside
+	// them.
 	patience = 10 * time.Millisecond
 	// maxGroup bounds the writes of one transaction. A larger group would cost more latency than it
 	// gains throughput.
@@ -61,7 +62,7 @@ func of(tenant int64) place { return place{tenants: []int64{tenant}} }
 // pool from the others or from reads. Each bound serves in the order of arrival, so tenants take
 // turns.
 type slots struct {
-	turns                 chan struct{} // of groups that need not wait for others; a group may go on without one
+	turns, more           chan struct{} // of groups that need not wait for others: more only if busy writes wait
 	groups, alone, locked chan struct{}
 
 	runs, grouped, single, waiting atomic.Int64 // see Stats
@@ -69,7 +70,8 @@ type slots struct {
 
 func newSlots(pool *pgxpool.Pool) *slots {
 	conns := int(pool.Config().MaxConns)
-	return &slots{turns: make(chan struct{}, max(2, runtime.GOMAXPROCS(0))), groups: make(chan struct{}, max(1, conns/2)),
+	all := max(2, runtime.GOMAXPROCS(0))
+	return &slots{turns: make(chan struct{}, all/2), more: make(chan struct{}, all-all/2), groups: make(chan struct{}, max(1, conns/2)),
 		alone: make(chan struct{}, max(1, conns/4)), locked: make(chan struct{}, max(1, conns/8))}
 }
 
@@ -265,7 +267,8 @@ func (t *ticket[W, O]) tell(state ticketState, v verdict[O]) {
 // wait. It removes a lane that has nothing under way. The caller holds the mutex, as for free, take
 // and settle.
 func (l *lanes[W, O]) next(ln *lane[W, O]) {
-	idle := len(l.queue) == 0 && len(l.slots.turns) < cap(l.slots.turns) // no other tenant waits
+	s := l.slots
+	idle := len(l.queue) == 0 && len(s.turns)+len(s.more) < cap(s.turns)+cap(s.more) // no other tenant waits
 	for !ln.queued && len(ln.ready) > 0 && (ln.running == 0 || idle && ln.running < maxRunning && len(ln.ready) >= busy) {
 		if t := ln.ready[0]; t.state != left {
 			ln.queued, l.queue = true, append(l.queue, ln)
@@ -303,16 +306,23 @@ type part[W, O any] struct {
 func (l *lanes[W, O]) lead(ctx context.Context, ln *lane[W, O], leader *ticket[W, O]) error {
 	turn := time.NewTimer(patience)
 	defer turn.Stop()
-	turns := l.slots.turns
+	turns, more := l.slots.turns, l.slots.more
+	if l.slots.waiting.Load() < busy {
+		more = nil // whoever comes later may have one, and takes this group along
+	}
 	var slots chan struct{} // once it is the group's turn
 	for {
 		select {
 		case turns <- struct{}{}:
 			defer func() { <-l.slots.turns }()
-			turns, slots = nil, l.slots.groups
+			turns, more, slots = nil, nil, l.slots.groups
+			continue
+		case more <- struct{}{}:
+			defer func() { <-l.slots.more }()
+			turns, more, slots = nil, nil, l.slots.groups
 			continue
 		case <-turn.C:
-			turns, slots = nil, l.slots.groups
+			turns, more, slots = nil, nil, l.slots.groups
 			continue
 		case slots <- struct{}{}:
 			defer func() { <-slots }()

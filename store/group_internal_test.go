@@ -144,13 +144,38 @@ func TestGroupsWithoutATurnWaitForALittle(t *testing.T) {
 	})
 }
 
-// While a group of a tenant is under way, eight more writes make a second one, and no more a third.
+// While half of the turns are taken, another group begins at once only if many writes wait: those
+// of all tenants.
+func TestTheOtherTurnsAreForManyWrites(t *testing.T) {
+	for tenants, want := range map[int]time.Duration{busy - 1: time.Second + patience, busy: time.Second} {
+		t.Run(fmt.Sprint(tenants), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFakeLanes(8)
+				f.slots.turns, f.slots.more = make(chan struct{}, 1), make(chan struct{}, 1)
+				began := time.Now()
+				all := []chan string{f.start(t.Context(), 1, 1)}
+				for tenant := range tenants {
+					all = append(all, f.start(t.Context(), int64(tenant+2), 2))
+				}
+				for _, c := range all {
+					<-c
+				}
+				if took := time.Since(began); took != want || len(f.ran) != 2 {
+					t.Errorf("took %s, want %s; groups: %q", took, want, f.ran)
+				}
+			})
+		})
+	}
+}
+
+// While a group of a tenant is under way, twelve more writes make a second one, and no more a
+// third.
 func TestABusyTenantHasTwoGroupsUnderWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeLanes(8)
 		ends := map[chan string]string{f.start(t.Context(), 1, 1): "[1] <nil> 1s"}
 		for w := range busy {
-			ends[f.start(t.Context(), 1, w+2)] = fmt.Sprintf("[%d] <nil> 1s", w+2)
+			ends[f.start(t.Context(), 1, w%10)] = fmt.Sprintf("[%d] <nil> 1s", w%10)
 		}
 		for w := range 2 * busy {
 			ends[f.start(t.Context(), 1, w%10)] = fmt.Sprintf("[%d] <nil> 2s", w%10)
