@@ -9,6 +9,8 @@ import (
 	"net"
 	"strconv"
 	"time"
+
+	"github.com/tidings/tidings/internal/socket"
 )
 
 // wire is one keep-alive connection to the API with a minimal HTTP/1.1 client. The client of
@@ -41,10 +43,11 @@ func (w *wire) close() {
 // send sends one request and reads its answer. After an error the next call opens a new connection.
 func (w *wire) send(method, path string, headers string, body []byte) (a answered, err error) {
 	if w.conn == nil {
-		if w.conn, err = net.DialTimeout("tcp", w.addr, w.timeout); err != nil {
-			w.conn = nil
+		conn, err := net.DialTimeout("tcp", w.addr, w.timeout)
+		if err != nil {
 			return a, err
 		}
+		w.conn = socket.Quiet(conn)
 		w.r = bufio.NewReader(w.conn)
 	}
 	closing := false

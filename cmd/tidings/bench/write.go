@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"strconv"
 	"time"
 
@@ -177,6 +178,7 @@ func (o writeOptions) measure(ctx context.Context, s *servers, r *writeResult, p
 		return err
 	}
 	s.say("%s: %d clients for %s", r.Case, o.clients, o.duration)
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // pgbench has one thread too
 	a.child.mark()
 	start := time.Now()
 	if _, err := c.run(ctx, workload{duration: o.duration}); err != nil {
