@@ -90,8 +90,8 @@ func (s *Store) Stats() Stats {
 }
 
 // lanes coalesce concurrent single writes of one kind. While a group of a tenant runs, or two if
-// many writes wait, the tenant's next group gathers. A write that finds no group running does not
-// wait for other writes. The callers do the work: the first waiting caller of a tenant leads the
+// many writes wait, the tenant's next group gathers. A write that finds no group of its tenant
+// waits only for its turn. The callers do the work: the first waiting caller of a tenant leads the
 // next group, in its own goroutine. A leader with a slot also takes along the groups of the tenants
 // whose leaders wait for one: one statement writes for all of them
 // (docs/adr/0028-tenants-in-one-statement.md). Each step of a write holds the mutex:
